@@ -8,9 +8,44 @@
 
 namespace dense {
 
-// E2M1 and E4M3 lie in tiles of 16 n x 64 k, the tiles of 16 n in a run. A lane has 16 bytes of each 512 of a
+// E2M1, E4M3 and INT8 lie in tiles of 16 n x 64 k, the tiles of 16 n in a run. A lane has 16 bytes of each 512 of a
 // tile: of weights g and g + 8 at k = 8q ... 8q + 7 and 32 more. Word pairs of a tile's k are those of
 // `mma`'s operand in that order.
+
+// One E8M0 scale for 32 k: bytes (g, 32 k) (g, next 32) (g + 8, 32 k) (g + 8, next 32) of a tile.
+struct E8m0 {
+  static constexpr bool kScaled = true;
+  static constexpr int kScales = 2;  // of a weight's row in a tile
+
+  __host__ __device__ static size_t scale_of(int n, int group, int tiles) {  // a byte
+    const int g = n % 8, r = n % 16 / 8;
+    return (((size_t)(n / 16) * tiles + group / 2) * 8 + g) * 4 + 2 * r + group % 2;
+  }
+  __device__ static unsigned of(unsigned scales, int r, int h) { return (scales >> (16 * r + 8 * h)) & 255; }
+  __device__ static float raised(unsigned scales, int r, int h) { return scale(of(scales, r, h)); }
+  __device__ static float factor(unsigned scales, int r, int h) {
+    const unsigned e8m0 = of(scales, r, h);
+    return __uint_as_float(e8m0 ? e8m0 << 23 : 1u << 22);
+  }
+};
+
+// One BF16 scale for 64 k, zero or normal: (g) (g + 8) of a tile.
+struct Bf16Scale {
+  static constexpr bool kScaled = true;
+  static constexpr int kScales = 1;
+
+  __host__ __device__ static size_t scale_of(int n, int group, int tiles) {  // two bytes
+    const int g = n % 8, r = n % 16 / 8;
+    return (((size_t)(n / 16) * tiles + group) * 8 + g) * 2 + r;
+  }
+  __device__ static float factor(unsigned scales, int r, int) {
+    return __uint_as_float(r ? scales & 0xffff0000u : scales << 16);
+  }
+  // Zero becomes 2^-63: all its weights are zero.
+  __device__ static float raised(unsigned scales, int r, int h) {
+    return __uint_as_float(__float_as_uint(factor(scales, r, h)) + (64u << 23));
+  }
+};
 
 // E2M1. A lane's 32-bit word 2h + r is weight g + 8r at k = 32h + 8q ... + 7. In a word, pair j of these
 // (2j in the low half, 2j + 1 in the high half) has its sign, exponent and mantissa at these bits:
@@ -18,9 +53,8 @@ __host__ __device__ constexpr int sign_bit(int j) { return j == 3 ? 14 : 15 - 3 
 __host__ __device__ constexpr int exponent_bit(int j) { return j == 3 ? 10 : 7 - 3 * j; }
 __host__ __device__ constexpr int mantissa_bit(int j) { return j == 3 ? 13 : 6 - 3 * j; }
 
-struct Mxfp4 {
+struct Mxfp4 : E8m0 {
   static constexpr int kParts = 1;  // of 512 bytes a tile
-  static constexpr bool kScaled = true;
   static constexpr float kBack = ::kBack;
 
   // Put the code of weight (n, k) into the words of all tiles, which are zero at first.
@@ -46,9 +80,8 @@ struct Mxfp4 {
 };
 
 // E4M3. Part h; word 2r + c is weight g + 8r at k = 32h + 8q + 4c ... + 3, its bytes k 0, 2, 1, 3 of these.
-struct Mxfp8 {
+struct Mxfp8 : E8m0 {
   static constexpr int kParts = 2;
-  static constexpr bool kScaled = true;
   static constexpr float kBack = 256.f;  // 120 - 48 - 64 = 8
 
   __host__ __device__ static void put(unsigned* words, unsigned code, int n, int k, int tiles) {
@@ -61,6 +94,35 @@ struct Mxfp8 {
   __device__ static void pairs(unsigned w, unsigned& first, unsigned& second) {
     first = ((w << 8) & 0x80008000u) | ((w << 4) & 0x07f007f0u);
     second = (w & 0x80008000u) | ((w >> 4) & 0x07f007f0u);
+  }
+  __device__ static void half(const uint4 (&v)[2], int h, unsigned (&low)[4], unsigned (&high)[4]) {
+    pairs(v[h].x, low[0], low[1]);
+    pairs(v[h].y, low[2], low[3]);
+    pairs(v[h].z, high[0], high[1]);
+    pairs(v[h].w, high[2], high[3]);
+  }
+};
+
+// INT8, signs and magnitudes, in the order of E4M3. The magnitude is a BF16's mantissa: a subnormal, m * 2^-133.
+// Of two bytes in half a word each has the other's sign: one pair needs a mask, the other has its bytes swapped.
+struct Int8 : Bf16Scale {
+  static constexpr int kParts = 2;
+  static constexpr float kBack = 2097152.f;  // 133 - 48 - 64 = 21
+
+  __host__ __device__ static void put(unsigned* words, unsigned code, int n, int k, int tiles) {
+    const int sign = k % 4 / 2 ? k - 2 : k + 2;
+    Mxfp8::put(words, code & 127, n, k, tiles);
+    Mxfp8::put(words, code & 128, n, sign, tiles);
+  }
+
+  __host__ __device__ static void pairs(unsigned w, unsigned& first, unsigned& second) {
+    first = w & 0x807f807fu;
+#ifdef __CUDA_ARCH__
+    w = __byte_perm(w, 0, 0x2301);
+#else
+    w = ((w << 8) & 0xff00ff00u) | ((w >> 8) & 0x00ff00ffu);
+#endif
+    second = w & 0x807f807fu;
   }
   __device__ static void half(const uint4 (&v)[2], int h, unsigned (&low)[4], unsigned (&high)[4]) {
     pairs(v[h].x, low[0], low[1]);
@@ -83,12 +145,6 @@ struct Bf16 {
   }
 };
 
-// Scales of a tile: bytes (g, 32 k) (g, next 32) (g + 8, 32 k) (g + 8, next 32).
-__host__ __device__ inline size_t scale_of(int n, int group, int tiles) {  // a byte
-  const int g = n % 8, r = n % 16 / 8;
-  return (((size_t)(n / 16) * tiles + group / 2) * 8 + g) * 4 + 2 * r + group % 2;
-}
-
 struct Operands {
   const bf16* x;           // [rows][64 * tiles]
   const uint4* weights;    // tiles, n rounded up to 16; BF16: [n][64 * tiles]
@@ -105,19 +161,21 @@ template <class FORMAT> struct Tile {  // of one lane
 
   template <int GROUPS>  // of eight rows
   __device__ __forceinline__ void multiply(const uint4 (&x)[GROUPS][2], float (&acc)[GROUPS][4]) const {
+    float sums[GROUPS][4] = {};
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       unsigned low[4], high[4];
       FORMAT::half(weights, h, low, high);
 #pragma unroll
       for (int group = 0; group < GROUPS; group++) {
-        float sum[4] = {};
-        float(&d)[4] = FORMAT::kScaled ? sum : acc[group];
+        float(&d)[4] = FORMAT::kScaled ? sums[group] : acc[group];
         mma(d, low[0], high[0], low[1], high[1], x[group][h].x, x[group][h].y);
         mma(d, low[2], high[2], low[3], high[3], x[group][h].z, x[group][h].w);
-        if (FORMAT::kScaled)
-          add_scaled(acc[group], d, scale((scales >> (8 * h)) & 255),
-                     scale((scales >> (16 + 8 * h)) & 255));
+        if constexpr (FORMAT::kScaled) {
+          if (h + FORMAT::kScales < 2) continue;  // the other half has the same scales
+          add_scaled(acc[group], d, FORMAT::raised(scales, 0, h), FORMAT::raised(scales, 1, h));
+          d[0] = d[1] = d[2] = d[3] = 0;
+        }
       }
     }
   }
@@ -297,7 +355,7 @@ template <class FORMAT> __device__ __forceinline__ void expand(const Expanded& o
   const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
   const Operands operands{nullptr, o.weights, o.scales, nullptr, nullptr, nullptr, o.n, o.tiles, 0};
   const Lane<FORMAT> from(operands, blockIdx.x, lane);
-  constexpr float kUnit = FORMAT::kBack * 5192296858534827628530496329220096.f;  // 2^112, as scales and rows have
+  constexpr float kUnit = 5192296858534827628530496329220096.f;  // 2^112, as scales and rows have
   take_turn();
   for (int tile = threadIdx.x / 32; tile < o.tiles; tile += blockDim.x / 32) {
     Tile<FORMAT> v;
@@ -310,14 +368,13 @@ template <class FORMAT> __device__ __forceinline__ void expand(const Expanded& o
       for (int r = 0; r < 2; r++) {
         const int n = blockIdx.x * 16 + g + 8 * r;
         if (n >= o.n) continue;
-        const unsigned e8m0 = (v.scales >> (16 * r + 8 * h)) & 255;
-        const float power = __uint_as_float(e8m0 ? e8m0 << 23 : 1u << 22);
+        const float factor = FORMAT::factor(v.scales, r, h) * FORMAT::kBack;
         unsigned words[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
           const float first = __uint_as_float(pairs[r][j] << 16) * kUnit;
           const float second = __uint_as_float(pairs[r][j] & 0xffff0000u) * kUnit;
-          const __nv_bfloat162 both = __floats2bfloat162_rn(first * power, second * power);
+          const __nv_bfloat162 both = __floats2bfloat162_rn(first * factor, second * factor);
           words[j] = *reinterpret_cast<const unsigned*>(&both);
         }
         *reinterpret_cast<uint4*>(o.out + ((size_t)n * o.tiles + tile) * 64 + 32 * h + 8 * q) =

@@ -14,15 +14,17 @@
 #define BLOCKS_OF(BLOCKS) BLOCKS
 #endif
 
+// narrow_16 with 16 rows: one block fits a multiprocessor anyway, so ptxas need not spill to fit two.
 #define DENSE(NAME, FORMAT, NARROW, WIDE, ROWS, BLOCKS)                                                     \
   extern "C" __global__ void __launch_bounds__(384, BLOCKS_OF(BLOCKS))                                      \
       dense_##NAME##_narrow_12_##ROWS(dense::Operands o) {                                                  \
     dense::narrow<dense::FORMAT, 12, NARROW, ROWS>(o);                                                      \
   }                                                                                                         \
-  extern "C" __global__ void __launch_bounds__(512) dense_##NAME##_narrow_16_##ROWS(dense::Operands o) {   \
+  extern "C" __global__ void __launch_bounds__(512, ROWS == 16)                                             \
+      dense_##NAME##_narrow_16_##ROWS(dense::Operands o) {                                                  \
     dense::narrow<dense::FORMAT, 16, NARROW, ROWS>(o);                                                      \
   }                                                                                                         \
-  extern "C" __global__ void __launch_bounds__(640) dense_##NAME##_wide_##ROWS(dense::Operands o) {        \
+  extern "C" __global__ void __launch_bounds__(640) dense_##NAME##_wide_##ROWS(dense::Operands o) {         \
     dense::wide<dense::FORMAT, 20, WIDE, ROWS>(o);                                                          \
   }
 
@@ -30,6 +32,8 @@ DENSE(mxfp4, Mxfp4, 4, 5, 8, 3)
 DENSE(mxfp4, Mxfp4, 4, 3, 16, 2)
 DENSE(mxfp8, Mxfp8, 2, 3, 8, 3)
 DENSE(mxfp8, Mxfp8, 2, 2, 16, 1)
+DENSE(int8, Int8, 2, 3, 8, 3)
+DENSE(int8, Int8, 2, 2, 16, 1)
 DENSE(bf16, Bf16, 2, 2, 8, 2)
 DENSE(bf16, Bf16, 2, 2, 16, 1)
 
@@ -38,6 +42,9 @@ extern "C" __global__ void __launch_bounds__(256) expand_mxfp4(dense::Expanded o
 }
 extern "C" __global__ void __launch_bounds__(256) expand_mxfp8(dense::Expanded o) {
   dense::expand<dense::Mxfp8>(o);
+}
+extern "C" __global__ void __launch_bounds__(256) expand_int8(dense::Expanded o) {
+  dense::expand<dense::Int8>(o);
 }
 
 #define EXPERTS(ROWS, TILES, BLOCKS)                                                                        \

@@ -21,7 +21,7 @@ KEY = "sparkforge"
 VARIABLE = "VLLM_SPARKFORGE"
 EXPERTS = "bf16_dequant"
 LAYERS = ("qkv", "o", "lm_head")
-FORMATS = ("mxfp4", "mxfp8")
+FORMATS = ("mxfp4", "mxfp8", "int8")
 PARTS = ("amx", "experts", "layers", "bf16", "norms", "rotary", "memory", "metrics")
 """What can be switched off: tiles of AMX (in the variable alone); the kernels of MXFP4 experts;
 those of MX layers; those of BF16 layers; joined norms and routers; rotary embedding with the KV

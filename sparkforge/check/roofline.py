@@ -24,12 +24,17 @@ NOTE = "ceilings are arithmetic (bandwidth / bytes), not measurements; nobody ra
 _CONTEXT = 2048  # tokens
 _HEAD = ("GB/token", "experts", "qkv+o", "head", "KV", "rest", "sum", "ceiling", "")
 
-Format = Literal["bf16", "mxfp8", "mxfp4"]
+Format = Literal["bf16", "mxfp8", "int8", "mxfp4"]
 Kind = Literal["qkv", "o", "lm_head"]
 Moe = Literal["marlin-release", "marlin", "flashinfer_cutlass", "triton"]
 _BF16 = 2
-# an MX format has an E8M0 scale byte for 32 weights (OCP Microscaling Formats 1.0)
-WEIGHT_BYTES: Mapping[Format, float] = {"bf16": _BF16, "mxfp8": 1 + 1 / 32, "mxfp4": 0.5 + 1 / 32}
+# an MX format has an E8M0 scale byte for 32 weights (OCP Microscaling Formats 1.0), INT8 two for 64
+WEIGHT_BYTES: Mapping[Format, float] = {
+    "bf16": _BF16,
+    "mxfp8": 1 + 1 / 32,
+    "int8": 1 + 2 / 64,
+    "mxfp4": 0.5 + 1 / 32,
+}
 
 MOE_MULTIPLES: Mapping[Moe, tuple[int, int]] = {
     "marlin-release": (256, 128),
@@ -84,14 +89,15 @@ SHAPES: Mapping[str, Shape] = {
 
 def parse_layers(text: str) -> dict[Kind, Format]:
     """Read the value of ``--mxfp4-layers`` as our plugin of vLLM does: ``moe`` has no effect."""
+    formats: dict[str, Format] = {"": "mxfp4", "mxfp4": "mxfp4", "mxfp8": "mxfp8", "int8": "int8"}
     chosen: dict[str, Format] = {}
     for item in text.split(","):
         name, _, given = item.strip().partition("=")
         known = name in (*get_args(Kind), "moe") and name not in chosen
-        if not known or given not in (("", "mxfp4") if name == "moe" else ("", "mxfp4", "mxfp8")):
+        if not known or given not in (("", "mxfp4") if name == "moe" else formats):
             msg = f"--layers {text}: {item.strip()!r} is unknown, or occurs twice"
             raise UsageError(msg, "for example qkv,o,lm_head=mxfp8")
-        chosen[name] = "mxfp8" if given == "mxfp8" else "mxfp4"
+        chosen[name] = formats[given]
     return {kind: chosen[kind] for kind in get_args(Kind) if kind in chosen}
 
 

@@ -1,4 +1,4 @@
-"""The MX formats in float64, written from their definition, for tests to hold an engine against.
+"""MX formats and INT8 in float64, written from their definition, to hold an engine against.
 
 OCP Microscaling Formats: 32 elements share a scale that is a power of two, stored as its exponent
 plus 127 in a byte (E8M0). E2M1 has an exponent bias of one and no infinities; E4M3 a bias of seven,
@@ -10,11 +10,13 @@ which one they take. Nothing in here is fast.
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sparkforge.checkpoints import gptoss
+from sparkforge.checkpoints.formats import to_bf16
 
 BLOCK = 32
 
@@ -25,17 +27,18 @@ Doubles = npt.NDArray[np.float64]
 class Quantized:
     """A quantised tensor [..., K]."""
 
-    codes: npt.NDArray[np.uint8]
-    """One element a byte, [..., K]: sign, exponent and mantissa in the low bits."""
-    scales: npt.NDArray[np.uint8]
-    """E8M0, [..., K / 32]."""
+    codes: npt.NDArray[Any]
+    """One element a byte, [..., K]: sign, exponent and mantissa in the low bits; or an integer."""
+    scales: npt.NDArray[Any]
+    """E8M0, [..., K / 32]; INT8: BF16, [..., K / 64]."""
     values: Doubles
     """What it stands for, [..., K]."""
 
     @property
     def packed(self) -> npt.NDArray[np.uint8]:
         """Two four-bit elements a byte, the even one in the low nibble."""
-        return self.codes[..., 0::2] | self.codes[..., 1::2] << np.uint8(4)
+        packed: npt.NDArray[np.uint8] = self.codes[..., 0::2] | self.codes[..., 1::2] << np.uint8(4)
+        return packed
 
 
 def mxfp4(x: npt.NDArray[np.floating]) -> Quantized:
@@ -77,6 +80,33 @@ def mxfp8(x: npt.NDArray[np.floating]) -> Quantized:
     return _quantize(blocks, exponents, E4M3)
 
 
+def int8(x: npt.NDArray[np.floating]) -> Quantized:
+    """Quantise to integers of up to 127 under the BF16 scale of least squared error: a 127th of the
+    largest magnitude, at least the smallest normal number, or one of the two numbers above it."""
+    blocks = x.astype(np.float64).reshape(*x.shape[:-1], -1, 64)
+    largest = np.abs(blocks).max(axis=-1)
+    first = np.maximum(bf16(largest.astype(np.float32) / np.float32(127)), np.float32(2.0**-126))
+    tries = []
+    for more in range(3):
+        scales = (first.view(np.uint32) + np.uint32(more << 16)).view(np.float32)
+        factors = scales.astype(np.float64)[..., None]
+        codes = np.rint(blocks / factors)
+        tries.append((np.square((codes * factors - blocks) / first[..., None]).sum(-1), scales))
+    errors = np.stack([error for error, _ in tries])
+    scales = np.choose(errors.argmin(axis=0), [scales for _, scales in tries])
+    scales = np.where(largest > 0, scales, 0).astype(np.float32)
+    factors = scales.astype(np.float64)[..., None]
+    codes = np.rint(np.divide(blocks, factors, out=np.zeros_like(blocks), where=factors > 0))
+    assert np.abs(codes).max() <= 127
+    values = (codes * factors).reshape(x.shape)
+    return Quantized(codes.reshape(x.shape).astype(np.int8), scales, values)
+
+
+def bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The nearest BF16 numbers."""
+    return (to_bf16(values).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
 def scale_offset(row: int, column: int, columns: int) -> int:
     """Return the place of one scale in the 128x4 layout of a matrix with so many of them a row.
 
@@ -91,9 +121,9 @@ def quantize_layers(model: gptoss.Model, formats: dict[str, str]) -> gptoss.Mode
 
     Args:
         model: Any gpt-oss model.
-        formats: "mxfp4" or "mxfp8" for some of "qkv", "o" and "lm_head".
+        formats: "mxfp4", "mxfp8" or "int8" for some of "qkv", "o" and "lm_head".
     """
-    quantizers = {"mxfp4": mxfp4, "mxfp8": mxfp8}
+    quantizers = {"mxfp4": mxfp4, "mxfp8": mxfp8, "int8": int8}
     tensors = {}
     for name, tensor in model.tensors.items():
         kind = layer_kind(name)

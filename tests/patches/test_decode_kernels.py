@@ -8,12 +8,13 @@ compared with it.
 import shutil
 from typing import Any
 
+import numpy as np
 import pytest
 
 COVERED = ("9.0", "12.1")
-DECODE = "DecodeMxFp4LinearKernel DecodeMxfp8LinearKernel"
-MARLIN = "MarlinMxFp4LinearKernel MarlinMxfp8LinearKernel"
-CHOSEN = {DECODE: [True, True], MARLIN: [False, False]}
+DECODE = "DecodeMxFp4LinearKernel DecodeMxfp8LinearKernel DecodeInt8LinearKernel"
+MARLIN = "MarlinMxFp4LinearKernel MarlinMxfp8LinearKernel ExpandedInt8LinearKernel"
+CHOSEN = {DECODE: [True] * 3, MARLIN: [False] * 3}
 """Whether weights are packed for our kernels, by what the log names."""
 ROUNDED = 0.004
 """Largest relative error of a result that was rounded to BF16 twice."""
@@ -26,8 +27,20 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA co
 
 @needs_nvcc
 def test_weights_are_packed_where_the_kernels_read_them(computed: Any) -> None:
-    assert len(computed["packing"]) == 6
+    assert len(computed["packing"]) == 9
     assert all(computed["packing"].values()), computed["packing"]
+
+
+@needs_nvcc
+def test_int8_is_exact_in_bf16(decode_layout: Any) -> None:
+    """Of bytes that follow one another, with the magnitudes of k 0, 2, 1, 3 and the signs of 2, 0,
+    3, 1: first k 0 and 1, then 2 and 3."""
+    pairs = np.array(decode_layout["int8_pairs"], np.uint32)
+    low, high = pairs << np.uint32(16), pairs & np.uint32(0xFFFF0000)
+    found = np.stack([low, high], -1).view(np.float32).astype(np.float64).reshape(256, 4)
+    sign = np.where(np.add.outer(np.arange(256), [1, 3, 0, 2]) % 256 > 127, -1, 1)
+    magnitude = np.add.outer(np.arange(256), [0, 2, 1, 3]) % 128
+    np.testing.assert_array_equal(found, sign * magnitude * 2.0**-133)
 
 
 @needs_nvcc
@@ -108,6 +121,10 @@ def test_the_compile_cache_knows_which_layers_marlin_computes(computed: Any, for
     assert len({starts["passes"]["key"], *(start["key"] for start in others)}) == 3
 
 
+def test_the_compile_cache_knows_which_int8_layers_are_kept_in_bf16(computed: Any) -> None:
+    assert computed["cache"]["int8 passes"] != computed["cache"]["int8 fails"]
+
+
 # -- launches ------------------------------------------------------------------------------------
 
 
@@ -142,7 +159,7 @@ def _narrow(kind: str, warps: int, *most: int) -> list[str]:
     return [f"dense_{kind}_narrow_{warps}_{rows}" for rows in most]
 
 
-@pytest.mark.parametrize("kind", ["mxfp4", "mxfp8"])
+@pytest.mark.parametrize("kind", ["mxfp4", "mxfp8", "int8"])
 def test_dense_layers_launch_by_their_rows_and_shape(computed: Any, kind: str) -> None:
     wanted = {
         "narrow 0": [],
@@ -172,7 +189,7 @@ def test_dense_layers_launch_by_their_rows_and_shape(computed: Any, kind: str) -
 
 
 def test_dense_results_and_fakes_are_right(computed: Any) -> None:
-    assert len(computed["dense"]) == 33
+    assert len(computed["dense"]) == 48
     for name, answer in computed["dense"].items():
         assert answer["error"] < ROUNDED, name
         assert answer["fake"] == answer["shape"], name
@@ -254,10 +271,12 @@ def test_the_check_leaves_the_random_numbers_as_they_are(computed: Any) -> None:
 def test_right_kernels_pass_and_say_so(computed: Any, name: str) -> None:
     checks = computed["self_check"]
     cases = [
-        *(f"{kind}, {option}" for kind in ("mxfp4", "mxfp8") for option in ("auto", "on")),
+        *(
+            f"{kind}, {option}"
+            for kind in ("mxfp4", "mxfp8", "int8", "zero weights", "zero INT8")
+            for option in ("auto", "on")
+        ),
         "another shape",
-        "zero weights, auto",
-        "zero weights, on",
     ]
     for case in cases:
         answer = checks[f"{name}, {case}"]
@@ -265,7 +284,7 @@ def test_right_kernels_pass_and_say_so(computed: Any, name: str) -> None:
         (kernel,) = answer["computed"]
         assert kernel.endswith("_narrow_12_8"), case
         (line,) = answer["said"]
-        assert line.startswith("INFO: Decode kernels are used for MXFP"), case
+        assert line.startswith("INFO: Decode kernels are used for "), case
     assert checks[f"{name}, BF16"]["launches"] == ["dense_bf16_narrow_12_8"]
     for weights in ("real", "zero"):
         answer = checks[f"{name}, {weights} experts"]
@@ -279,13 +298,13 @@ def test_right_kernels_pass_and_say_so(computed: Any, name: str) -> None:
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_kernels_are_switched_off(computed: Any, name: str) -> None:
     checks = computed["self_check"]
-    for case in ("mxfp4, auto", "mxfp8, auto", "zero weights, auto"):
+    for case in ("mxfp4, auto", "mxfp8, auto", "int8, auto", "zero weights, auto"):
         answer = checks[f"{name}, {case}"]
         assert not answer["packed"], case
         assert answer["fallback"], case  # which got the weights as they were
         assert answer["computed"] == "by the fallback", case
         (line,) = answer["said"]
-        assert line.startswith("WARNING: Decode kernels for MXFP"), case
+        assert line.startswith("WARNING: Decode kernels for "), case
         assert "are switched off" in line
         assert WRONG[name] in line
     # nothing more is said, or tried, for the kind's other shapes
@@ -301,18 +320,19 @@ def test_wrong_kernels_are_switched_off(computed: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_kernels_are_an_error_where_they_were_asked_for(computed: Any, name: str) -> None:
-    for kind in ("mxfp4", "mxfp8", "zero weights"):
+    for kind in ("mxfp4", "mxfp8", "int8", "zero weights"):
         raised = computed["self_check"][f"{name}, {kind}, on"]["raised"]
-        assert raised.startswith("decode_kernels is on: those for MXFP")
+        assert raised.startswith("decode_kernels is on: those for ")
         assert WRONG[name] in raised
 
 
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
-        ("k = 96", "48 x 96: K = 96 is not a multiple of 64"),
-        ("float16", "48 x 128: activations are torch.float16, not bfloat16"),
-        ("a scale of 191", "48 x 128: an E8M0 scale is 191, above 190"),
+        ("k = 96", "MXFP4 48 x 96: K = 96 is not a multiple of 64"),
+        ("float16", "MXFP4 48 x 128: activations are torch.float16, not bfloat16"),
+        ("a scale of 191", "MXFP4 48 x 128: an E8M0 scale is 191, above 190"),
+        ("a scale of 2**64", "INT8 48 x 128: a scale is 1.84e+19, not from 2**-126 to 2**63"),
     ],
 )
 def test_dense_layers_that_they_cannot_take_are_named(
@@ -321,4 +341,13 @@ def test_dense_layers_that_they_cannot_take_are_named(
     answer = computed["self_check"][layer]
     assert not answer["packed"]
     assert answer["fallback"]
-    assert answer["said"] == [f"INFO: Decode kernels are not used for MXFP4 {reason}."]
+    assert answer["said"] == [f"INFO: Decode kernels are not used for {reason}."]
+
+
+def test_int8_without_them_is_kept_in_bf16(computed: Any) -> None:
+    answer = computed["self_check"]["kept in BF16"]
+    assert answer["parameters"] == ["weight", "bias"]
+    assert answer["error"] < ROUNDED
+    named, kept = answer["said"]
+    assert named == "INFO: Using ExpandedInt8LinearKernel for INT8 GEMM"
+    assert kept.startswith("INFO: INT8 weights are kept in BF16, twice as large")

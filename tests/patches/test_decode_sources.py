@@ -11,7 +11,7 @@ from tests.patches.checkout import context
 
 DENSE = {
     f"dense_{weights}_{form}_{rows}"
-    for weights in ("bf16", "mxfp4", "mxfp8")
+    for weights in ("bf16", "mxfp4", "mxfp8", "int8")
     for form in ("narrow_12", "narrow_16", "wide")
     for rows in (8, 16)
 }
@@ -20,7 +20,10 @@ BY_ROWS = {
     for kernel in ("experts_gate_up", "experts_down", "route")
     for rows in (1, 2, 4, 8)
 } | {f"experts_rows_{product}_{rows}" for product in ("gate_up", "down") for rows in (1, 8)}
-OTHERS = {"add_norm", "experts_combine", "expand_mxfp4", "expand_mxfp8", "rotate_and_cache"}
+OTHERS = {
+    *("add_norm", "experts_combine", "rotate_and_cache"),
+    *("expand_int8", "expand_mxfp4", "expand_mxfp8"),
+}
 
 
 @pytest.fixture(scope="module")

@@ -25,5 +25,6 @@ def test_accuracy_is_measured(patched_python: Path, tiny: TinyCheckpoint, tmp_pa
     layer = "model.layers.*.self_attn"
     assert {f"{layer}.qkv_proj.weight", f"{layer}.o_proj.weight", "lm_head.weight"} <= set(results)
     for label, error in results.items():
-        assert 0.001 < error["mxfp8"] < error["mxfp4"] < 0.2, label
-        assert f"| {label} | {error['mxfp4']:.4f} | {error['mxfp8']:.4f} |" in done.stdout
+        assert 0.001 < error["int8"] < error["mxfp8"] / 2 < error["mxfp4"] < 0.2, label
+        shown = " | ".join(f"{error[form]:.4f}" for form in ("mxfp4", "mxfp8", "int8"))
+        assert f"| {label} | {shown} |" in done.stdout

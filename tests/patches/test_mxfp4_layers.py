@@ -1,4 +1,4 @@
-"""Dense layers in MX formats (vllm_sparkforge.mx), tried in the interpreter they are for.
+"""Dense layers in MX formats and INT8 (vllm_sparkforge.mx), tried in the interpreter they are for.
 
 The engine never runs in the test process; `probes/probe_mxfp4_layers.py` runs in the baked
 interpreters. Its results are compared with `sparkforge/checkpoints/gptoss.py`,
@@ -42,6 +42,10 @@ ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         {"mxfp4_layers": "qkv=mxfp8,o,lm_head=mxfp8"},
         {"qkv": "mxfp8", "o": "mxfp4", "lm_head": "mxfp8"},
     ),
+    "int8": (
+        {"mxfp4_layers": "qkv=int8,o=int8,lm_head=int8"},
+        {"qkv": "int8", "o": "int8", "lm_head": "int8"},
+    ),
 }
 QUANTIZED = [name for name, (_, formats) in ENGINES.items() if formats]
 
@@ -52,11 +56,11 @@ CONTROL = 0.035
 # Rows and columns of the weights in one layer, by kind, and of the head as it is padded.
 SHAPES = {"qkv": (256, 128), "o": (128, 128), "lm_head": (320, 128)}
 MODULES = {"attn.qkv_proj": "qkv", "attn.o_proj": "o", "lm_head": "lm_head"}
-BYTES_PER_32 = {"mxfp4": 16, "mxfp8": 32}
+BYTES_PER_32 = {"mxfp4": 16, "mxfp8": 32, "int8": 32}
 
 # Three float32 values of an element, and what is one for a block.
 RANKS = [2, 8]
-QUANTIZERS = {"mxfp4": mx.mxfp4, "mxfp8": mx.mxfp8}
+QUANTIZERS = {"mxfp4": mx.mxfp4, "mxfp8": mx.mxfp8, "int8": mx.int8}
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +139,7 @@ def two_ranks(probe: Callable[[Path, str], Path], patched_python: Path) -> Path:
 
 @pytest.mark.parametrize("way", ["", "-otherwise"])
 @pytest.mark.parametrize("name", ["edges", "bfloat16", "float32"])
-@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
+@pytest.mark.parametrize("fmt", QUANTIZERS)
 def test_quantisers_equal_the_definition(
     patched: Path,
     weights: dict[str, npt.NDArray[np.float32]],
@@ -176,6 +180,18 @@ def test_the_definition_itself() -> None:
     assert mx.mxfp8(np.full(32, -449.0)).scales[0] == 128
     assert mx.mxfp8(np.full(32, -449.0)).codes[0] == 0xF6  # 1.75 * 2**7, less two
     assert mx.mxfp8(np.full(32, -449.0)).values[0] == -448
+    # 127 is exact under one; 1.5 and 2.5 take the even neighbour
+    block = np.full(64, 40.0)
+    block[:4] = [127, -1.5, 2.5, 2.51]
+    found = mx.int8(block)
+    assert found.scales.tolist() == [1]
+    assert found.codes[:4].tolist() == [127, -2, 2, 3]
+    # a 127th of the largest rounds to one, but under the next number the other is exact
+    block[:4], block[4:] = [127.3, 100 + 100 / 128, 0, 0], 0
+    assert mx.int8(block).scales.tolist() == [1 + 1 / 128]
+    assert mx.int8(block).codes[:2].tolist() == [126, 100]
+    assert mx.int8(np.zeros(64)).scales.tolist() == [0]
+    assert mx.int8(np.full(64, 2.0**-125)).scales.tolist() == [2.0**-126]
 
 
 def test_mxfp8_expands_exactly(patched: Path) -> None:
@@ -190,7 +206,15 @@ def test_mxfp8_expands_exactly(patched: Path) -> None:
     np.testing.assert_array_equal(actual[representable], exact[representable])
 
 
-@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
+def test_int8_expands_with_one_rounding(patched: Path) -> None:
+    factors = np.load(patched / "int8-factors.npy").astype(np.float64)
+    exact = factors[:, None] * np.minimum(np.arange(-127, 129), 127)
+    finite = np.abs(exact) < 2.0**127
+    actual = np.load(patched / "int8-values.npy")[finite]
+    np.testing.assert_array_equal(actual, mx.bf16(exact[finite].astype(np.float32)))
+
+
+@pytest.mark.parametrize("fmt", QUANTIZERS)
 def test_the_cpu_kernel_multiplies(seen: dict[str, Any], fmt: str) -> None:
     """In one piece and in slices, with a bias; what remains is the rounding of the result."""
     whole, sliced = seen["linear"][fmt]
@@ -215,7 +239,8 @@ def test_other_layers_would_be_noticed(
     """The control of the test above: the same logits against models quantised otherwise."""
     logits = np.load(patched / f"{name}.npy")
     for other, (_, formats) in ENGINES.items():
-        if formats != ENGINES[name][1]:
+        # INT8 moves logits no further than BF16's rounding
+        if formats != ENGINES[name][1] and {name, other} != {"none", "int8"}:
             assert np.median(relative_distance(logits, expected[other])) > CONTROL, other
 
 
@@ -264,7 +289,7 @@ def test_no_full_precision_copy_is_left(seen: dict[str, Any], name: str) -> None
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
+@pytest.mark.parametrize("fmt", QUANTIZERS)
 def test_vocabulary_shards(
     patched: Path, seen: dict[str, Any], model: reference.Model, fmt: str, ranks: int
 ) -> None:
@@ -277,7 +302,7 @@ def test_vocabulary_shards(
     assert all(layer["done"] for layer in layers)
 
     codes, scales = _quantized(fmt, model.tensors["lm_head.weight"])
-    actual = np.load(patched / f"{fmt}-{ranks}.npy")
+    actual = np.load(patched / f"{fmt}-{ranks}.npy").view(codes.dtype)
     np.testing.assert_array_equal(actual[:VOCAB_SIZE], codes)
     found = np.load(patched / f"{fmt}-{ranks}-scales.npy")
     np.testing.assert_array_equal(found[:VOCAB_SIZE], scales)
@@ -288,7 +313,7 @@ def test_vocabulary_shards(
 # -- selection -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fmt", ["MXFP4", "MXFP8"])
+@pytest.mark.parametrize("fmt", ["MXFP4", "MXFP8", "INT8"])
 def test_the_log_names_the_kernel_as_a_profile_does(patched: Path, fmt: str) -> None:
     log = (patched / "log").read_text(encoding="utf-8").splitlines()
     (line,) = [line for line in log if f"for {fmt} GEMM" in line]
@@ -312,12 +337,13 @@ REFUSED = {
     ("refusals", "not finite"): (
         "model.layers.1.attn.qkv_proj.weight has elements that are not finite"
     ),
+    ("refusals", "96 columns"): "INT8 requires input_size_per_partition (96) to be divisible by 64",
     # the option
     ("layers", "qkv,"): "unknown layer kind ''",
     ("layers", "q_proj"): "unknown layer kind 'q_proj'",
     ("layers", "o,qkv,o"): "o occurs twice",
-    ("layers", "lm_head=fp8"): "lm_head cannot be 'fp8'; expected mxfp4 or mxfp8",
-    ("layers", "moe=mxfp8"): "moe cannot be 'mxfp8'; expected mxfp4",
+    ("layers", "lm_head=fp8"): "lm_head cannot be 'fp8'; expected mxfp4 or mxfp8 or int8",
+    ("layers", "moe=int8"): "moe cannot be 'int8'; expected mxfp4",
     ("options", "linear"): COMBINED,
     ("options", "other targets"): COMBINED,
     # models that would ignore it
@@ -342,7 +368,7 @@ def test_heads_that_nothing_relies_on_are_not(seen: dict[str, Any], case: str) -
 
 PARSED = {
     "qkv,o,lm_head": {"qkv": "mxfp4", "o": "mxfp4", "lm_head": "mxfp4"},
-    "moe,qkv, lm_head=mxfp8": {"qkv": "mxfp4", "lm_head": "mxfp8"},
+    "moe,qkv, o=int8,lm_head=mxfp8": {"qkv": "mxfp4", "o": "int8", "lm_head": "mxfp8"},
     "moe": {},
 }
 
@@ -361,9 +387,9 @@ def test_the_command_line(seen: dict[str, Any]) -> None:
 
 def test_compiled_graphs_are_told_apart(seen: dict[str, Any]) -> None:
     """A graph that torch.compile left in the cache is never taken for other formats."""
-    without, qkv, qkv_mxfp8, head, again = seen["options"]["graphs"]
-    assert qkv == again
-    assert len({without, qkv, qkv_mxfp8, head}) == 4
+    *graphs, again = seen["options"]["graphs"]
+    assert again == graphs[1]
+    assert len(set(graphs)) == 5
 
 
 # -- helpers -------------------------------------------------------------------
@@ -414,7 +440,7 @@ def _heavy_tailed() -> npt.NDArray[np.float32]:
     """BF16 weights with outliers, as trained ones have."""
     random = np.random.default_rng(3)
     weight = (random.standard_t(3, size=(200, 512)) * 0.02).astype(np.float32)
-    return (to_bf16(weight).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return mx.bf16(weight)
 
 
 def _all_sizes() -> npt.NDArray[np.float32]:

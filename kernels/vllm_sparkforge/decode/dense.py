@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense layers for few rows: MXFP4, MXFP8 and BF16 weights, BF16 activations.
+"""Dense layers for few rows: MXFP4, MXFP8, INT8 and BF16 weights, BF16 activations.
 
-Weights in MX formats are packed once into tiles of 16 rows x 64 columns (see
+Quantized weights are packed once into tiles of 16 rows x 64 columns (see
 ``kernels/csrc/dense.cuh``); for many rows they are expanded to BF16 in a
 scratch buffer. BF16 weights stay as they are. A row's result depends neither on the
 rows beside it nor on their number, up to ``MX_ROWS`` of them (``bf16.MAX_ROWS`` with BF16
@@ -18,11 +18,11 @@ TILE_N, TILE_K = 16, 64
 LAUNCH_ROWS = 16
 """Rows of one launch."""
 MX_ROWS = 64
-"""Rows up to which weights in MX formats are not expanded."""
+"""Rows up to which quantized weights are not expanded."""
 EXPANDED_N = 16384
 """Weight rows that are expanded at once."""
 LARGEST_SCALE = 190
-"""Largest E8M0 scale that the kernels' arithmetic takes: 2 ** 63."""
+"""Largest E8M0 scale that the kernels' arithmetic takes: 2 ** 63, as of BF16 scales."""
 _WIDE_N = 65536
 """Weight rows above which each multiprocessor takes many of them."""
 _PACKED_ELEMS = 8 * 1024 * 1024
@@ -33,24 +33,25 @@ def pack(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch
     """Put a weight into the tiles that the kernels read.
 
     Args:
-        weight: MXFP4 as uint8 [N, K // 2], the even element in the low nibble, or
-            MXFP8 as float8_e4m3fn [N, K]; K a multiple of 64.
-        scale: E8M0 as uint8 or float8_e8m0fnu [N, K // 32].
+        weight: MXFP4 as uint8 [N, K // 2], the even element in the low nibble,
+            MXFP8 as float8_e4m3fn [N, K] or INT8 as int8 [N, K]; K a multiple of 64.
+        scale: E8M0 as uint8 or float8_e8m0fnu [N, K // 32]; INT8: bfloat16 [N, K // 64].
 
     Returns:
-        int32 [B, K // 64, 32, 4] for MXFP4, [B, K // 64, 2, 32, 4] for MXFP8, and
-        uint8 [B, K // 64, 8, 2, 2] of scales; B is N / 16, rounded up. Rows that
-        fill the last tile are zero.
+        int32 [B, K // 64, 32, 4] for MXFP4, [B, K // 64, 2, 32, 4] for the others, and
+        of scales uint8 [B, K // 64, 8, 2, 2], INT8: bfloat16 [B, K // 64, 8, 2, 1]; B is
+        N / 16, rounded up. Rows that fill the last tile are zero.
 
     """
-    mxfp4 = weight.dtype == torch.uint8
-    tiles = weight.shape[1] * (2 if mxfp4 else 1) // TILE_K
-    weight, scale = weight.view(torch.uint8), scale.view(torch.uint8)
+    mxfp4, int8 = weight.dtype == torch.uint8, weight.dtype == torch.int8
+    tiles = columns(weight) // TILE_K
+    weight = weight.view(torch.uint8)
+    scale, each = (scale, 1) if int8 else (scale.view(torch.uint8), 2)
     blocks = -(-weight.shape[0] // TILE_N)
     shape = (32, 4) if mxfp4 else (2, 32, 4)
     words = weight.new_empty((blocks, tiles, *shape), dtype=torch.int32)
-    scales = weight.new_empty((blocks, tiles, 8, 2, 2))
-    pack_tiles = _pack_mxfp4 if mxfp4 else _pack_mxfp8
+    scales = scale.new_empty((blocks, tiles, 8, 2, each))
+    pack_tiles = _pack_mxfp4 if mxfp4 else _pack_int8 if int8 else _pack_mxfp8
     step = max(1, _PACKED_ELEMS // (TILE_N * TILE_K * tiles))
     for block in range(0, blocks, step):
         some = slice(block, min(block + step, blocks))
@@ -58,8 +59,8 @@ def pack(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch
         missing = TILE_N * (some.stop - some.start) - weight[rows].shape[0]
         padding = (0, 0, 0, missing)
         words[some] = pack_tiles(F.pad(weight[rows], padding), tiles).view(-1, tiles, *shape)
-        # row 8r + g, group 2t + h: block t g r h
-        groups = F.pad(scale[rows], padding).view(-1, 2, 8, tiles, 2)
+        # row 8r + g, group 2t + h (INT8: t): block t g r h
+        groups = F.pad(scale[rows], padding).view(-1, 2, 8, tiles, each)
         scales[some] = groups.permute(0, 3, 2, 1, 4)
     return words, scales
 
@@ -81,9 +82,24 @@ def _pack_mxfp4(weight: torch.Tensor, tiles: int) -> torch.Tensor:
 
 def _pack_mxfp8(weight: torch.Tensor, tiles: int) -> torch.Tensor:
     # row 8r + g, column 64t + 32h + 8q + 4c + i
-    code = weight.view(-1, 2, 8, tiles, 2, 4, 2, 4)[..., [0, 2, 1, 3]]
+    return _pack_bytes(weight.view(-1, 2, 8, tiles, 2, 4, 2, 4)[..., [0, 2, 1, 3]])
+
+
+def _pack_int8(weight: torch.Tensor, tiles: int) -> torch.Tensor:
+    # as MXFP8, but for the signs: two bytes have each other's
+    some = weight.view(torch.int8).view(-1, 2, 8, tiles, 2, 4, 2, 4)
+    signs = some[..., [2, 0, 3, 1]] & -128
+    return _pack_bytes((some[..., [0, 2, 1, 3]].abs() | signs).view(torch.uint8))
+
+
+def _pack_bytes(code: torch.Tensor) -> torch.Tensor:
     # block t h g q r c, then the bytes of a word
     return code.permute(0, 3, 4, 2, 5, 1, 6, 7).contiguous().view(torch.int32)
+
+
+def columns(weight: torch.Tensor) -> int:
+    """Return K of a weight as ``pack`` takes it."""
+    return weight.shape[1] * (2 if weight.dtype == torch.uint8 else 1)
 
 
 def refused(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> str | None:
@@ -95,13 +111,18 @@ def refused(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> st
         dtype: of the activations.
 
     """
-    k = scale.shape[1] * 32
+    k = columns(weight)
     if dtype != torch.bfloat16:
         return f"activations are {dtype}, not bfloat16"
     if k % TILE_K != 0:
         return f"K = {k} is not a multiple of {TILE_K}"
     if not module.on_device(weight):
         return "the weight is not on the device"
+    if weight.dtype == torch.int8:
+        normal = (scale >= torch.finfo(torch.bfloat16).tiny) & (scale <= 2.0**63)
+        if wrong := scale[~normal & (scale != 0)].tolist():
+            return f"a scale is {wrong[0]:.3g}, not from 2**-126 to 2**63"
+        return None
     if (largest := int(scale.view(torch.uint8).max())) > LARGEST_SCALE:
         return f"an E8M0 scale is {largest}, above {LARGEST_SCALE}"
     return None
@@ -167,7 +188,8 @@ def _decode_mx_linear(
         n: N.
 
     """
-    kind = "mxfp4" if weight.dim() == 4 else "mxfp8"
+    eight = "int8" if scale.dtype == torch.bfloat16 else "mxfp8"
+    kind = "mxfp4" if weight.dim() == 4 else eight
     out = x.new_empty(*x.shape[:-1], n)
     if x.numel() == 0:
         return out

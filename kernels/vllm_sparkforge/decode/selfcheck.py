@@ -50,7 +50,7 @@ def passes(kind: str, shape: tuple[int, ...], strict: bool, compare: Callable[[]
     and shape.
 
     Args:
-        kind: MXFP4, MXFP8, BF16, MXFP4 experts, row-major MXFP4 experts, norms and
+        kind: MXFP4, MXFP8, INT8, BF16, MXFP4 experts, row-major MXFP4 experts, norms and
             routers, or rotary embedding and KV cache.
         shape: of the layer's weights.
         strict: whether a failure is an error (``decode_kernels`` is on).
@@ -131,15 +131,17 @@ def _random_bytes(like: torch.Tensor, low: int, high: int) -> torch.Tensor:
 
 def dequantize(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Expand MXFP4 (uint8 [N, K // 2]) or MXFP8 (float8_e4m3fn [N, K]) to bfloat16,
-    with E8M0 scales (uint8 [N, K // 32])."""
+    with E8M0 scales (uint8 [N, K // 32]), or INT8 (int8 [N, K]), with scales in bfloat16
+    ([N, K // 64])."""
     if weight.dtype == torch.uint8:
         table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=weight.device)
         table = torch.cat([table, -table])
         values = table[torch.stack([weight & 15, weight >> 4], -1).flatten(-2).int()]
     else:
         values = weight.float()
-    factors = torch.exp2(scale.view(torch.uint8).float() - 127)
-    values = values.unflatten(-1, (-1, 32)) * factors.unsqueeze(-1)
+    int8 = weight.dtype == torch.int8
+    factors = scale.float() if int8 else torch.exp2(scale.view(torch.uint8).float() - 127)
+    values = values.unflatten(-1, (scale.shape[-1], -1)) * factors.unsqueeze(-1)
     return values.flatten(-2).to(torch.bfloat16)
 
 
@@ -160,9 +162,10 @@ def compare_mx(
     """
     if not weight.view(torch.uint8).any():  # of a dummy checkpoint
         weight = _random_bytes(weight, 0, 127)  # no NaN of E4M3, in both formats
-        scale = _random_bytes(scale, 117, 123)
+        int8 = weight.dtype == torch.int8
+        scale = torch.rand_like(scale) if int8 else _random_bytes(scale, 117, 123)
         packed = dense.pack(weight, scale)
-    n, k = weight.shape[0], scale.shape[1] * 32
+    n, k = weight.shape[0], dense.columns(weight)
     counts = (*ROWS, dense.LAUNCH_ROWS, dense.LAUNCH_ROWS + 1)
     many = dense.MX_ROWS + 1
     x = torch.randn(many, k, device=weight.device, dtype=torch.bfloat16)

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from vllm_sparkforge import ops
-from vllm_sparkforge.mx.formats import mxfp4_dequantize, mxfp8_dequantize
+from vllm_sparkforge.mx.formats import int8_dequantize, mxfp4_dequantize, mxfp8_dequantize
 
+_DEQUANTIZE = {torch.uint8: mxfp4_dequantize, torch.int8: int8_dequantize}
 # Elements of a weight that are expanded at once: 32 MiB in BF16.
 _SLICE_ELEMS = 16 * 1024 * 1024
 
@@ -24,12 +25,12 @@ def _mx_linear_cpu(
 
     Args:
         x: [..., K].
-        weight: MXFP4 as uint8 [N, K // 2], the even element in the low nibble, or MXFP8 as
-            float8_e4m3fn [N, K].
-        scale: uint8 (E8M0) [N, K // 32].
+        weight: MXFP4 as uint8 [N, K // 2], the even element in the low nibble, MXFP8 as
+            float8_e4m3fn [N, K] or INT8 as int8 [N, K].
+        scale: uint8 (E8M0) [N, K // 32]; INT8: bfloat16 [N, K // 64].
         bias: [N], or None.
     """
-    dequantize = mxfp4_dequantize if weight.dtype == torch.uint8 else mxfp8_dequantize
+    dequantize = _DEQUANTIZE.get(weight.dtype, mxfp8_dequantize)
     out = x.new_empty(*x.shape[:-1], weight.shape[0])
     step = max(1, _SLICE_ELEMS // x.shape[-1])
     for start in range(0, weight.shape[0], step):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MXFP4 and MXFP8 in plain torch: every device gives the same bytes.
+"""MXFP4, MXFP8 and INT8 in plain torch: every device gives the same bytes.
 
 An MX format has one scale, a power of two (E8M0), for 32 elements (OCP, Microscaling Formats 1.0).
+INT8 has one in BF16 for 64.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from functools import cache
 import torch
 
 BLOCK = 32
+INT8_BLOCK = 64
 # Elements that are quantized at once, however large the tensor is: 4 MiB for each float32
 # intermediate. On a CPU slices of 16 Mi take three to four times as long.
 _SLICE_ELEMS = 1024 * 1024
@@ -195,4 +197,49 @@ def mxfp8_dequantize(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor
     """Expand MXFP8 (float8_e4m3fn [N, K], E8M0 [N, K // 32]) to bfloat16."""
     factors = torch.exp2(scales.to(torch.float32) - 127.0).unsqueeze(-1)
     blocks = values.to(torch.float32).unflatten(-1, (-1, BLOCK)) * factors
+    return blocks.flatten(-2).to(torch.bfloat16)
+
+
+def int8_quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize a weight [N, K] to INT8, a slice at a time.
+
+    The scale is a 127th of the largest magnitude, rounded to BF16, or one of the two BF16 numbers
+    above that: the one of least squared error, the smallest of equals. It is zero for zeros,
+    otherwise normal. Elements round to nearest, ties to even: none beyond 127, since the
+    largest is 127.25 at most.
+
+    Returns:
+        Elements, int8 [N, K], and scales, bfloat16 [N, K // 64].
+    """
+    rows, columns = weight.shape
+    values = torch.empty_like(weight, dtype=torch.int8)
+    scales = weight.new_empty((rows, columns // INT8_BLOCK), dtype=torch.bfloat16)
+    step = max(1, _SLICE_ELEMS // columns)
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        blocks = weight[part].to(torch.float32).unflatten(-1, (-1, INT8_BLOCK))
+        largest = blocks.abs().amax(dim=-1, keepdim=True)
+        # by a tensor: CUDA multiplies by the inverse of a number
+        first = (largest / torch.full_like(largest, 127)).to(torch.bfloat16)
+        first.clamp_(min=torch.finfo(torch.bfloat16).tiny)
+        best, elements, least = first, blocks, torch.full_like(largest, torch.inf)
+        for more in range(3):
+            scale = (first.view(torch.int16) + more).view(torch.bfloat16)
+            scaled = blocks / scale
+            rounded = scaled.round()
+            # whole numbers, the sum of whose squares is exact in any order
+            error = ((scaled - rounded) * (scale.float() / first * 2**16)).round_()
+            error = error.to(torch.float64).square_().sum(dim=-1, keepdim=True)
+            better = error < least
+            best = torch.where(better, scale, best)
+            elements = torch.where(better, rounded, elements)
+            least = torch.where(better, error, least)
+        values[part] = elements.flatten(-2).to(torch.int8)
+        scales[part] = torch.where(largest > 0, best, 0).squeeze(-1)
+    return values, scales
+
+
+def int8_dequantize(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Expand INT8 (int8 [N, K], bfloat16 [N, K // 64]) to bfloat16; only that rounds."""
+    blocks = values.to(torch.float32).unflatten(-1, (-1, INT8_BLOCK)) * scales.unsqueeze(-1)
     return blocks.flatten(-2).to(torch.bfloat16)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that are quantized to an MX format while they load, weights only.
+"""Layers that are quantized while they load, to an MX format or INT8, weights only.
 
 Weights go through the torch quantizers on every platform, not through the kernel that is fastest
 there: a model has the same weights wherever it runs, so a test on one machine speaks for another.
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.nn import Module
 from vllm.config import get_current_vllm_config
 from vllm.logger import init_logger
@@ -27,9 +28,18 @@ from vllm.platforms import current_platform
 from vllm_sparkforge import options
 from vllm_sparkforge.decode import dense, module, selfcheck
 from vllm_sparkforge.mx import cpu
-from vllm_sparkforge.mx.formats import BLOCK, mxfp4_quantize, mxfp8_quantize
+from vllm_sparkforge.mx.formats import (
+    BLOCK,
+    INT8_BLOCK,
+    int8_dequantize,
+    int8_quantize,
+    mxfp4_quantize,
+    mxfp8_quantize,
+)
 
 logger = init_logger(f"vllm.{__name__}")
+
+_QUANTIZE = {"mxfp4": mxfp4_quantize, "mxfp8": mxfp8_quantize, "int8": int8_quantize}
 
 
 def _name_of(layer: Module) -> str:
@@ -49,12 +59,29 @@ class CpuKernel:
         return cpu.mx_linear(x, layer.weight, layer.weight_scale, bias)
 
 
+class ExpandedKernel:
+    """The product with an INT8 weight that is kept in BF16: vLLM has no kernel for such scales."""
+
+    def process_weights_after_loading(self, layer: Module) -> None:
+        """Expand the weight, for good."""
+        logger.info_once("INT8 weights are kept in BF16, twice as large: no decode kernels.")
+        expanded = int8_dequantize(layer.weight.data, layer.weight_scale.data)
+        replace_parameter(layer, "weight", expanded)
+        del layer.weight_scale
+
+    def apply_weights(
+        self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Compute the product."""
+        return F.linear(x, layer.weight, bias)
+
+
 class DecodeKernel:
-    """The decode kernels, which expand the weight for many rows; Marlin where they cannot be used.
+    """The decode kernels, which expand the weight for many rows; else the fallback.
 
     Args:
-        form: MXFP4 or MXFP8.
-        fallback: Marlin's kernel.
+        form: MXFP4, MXFP8 or INT8.
+        fallback: Marlin's kernel, or ``ExpandedKernel``.
     """
 
     def __init__(self, form: str, fallback: Any) -> None:
@@ -64,11 +91,11 @@ class DecodeKernel:
     def process_weights_after_loading(self, layer: Module) -> None:
         """Pack the weight, if the kernels pass the comparison with torch on it."""
         config = get_current_vllm_config()
-        shape = (layer.weight.shape[0], layer.weight_scale.shape[1] * BLOCK)
+        shape = (layer.weight.shape[0], dense.columns(layer.weight))
         packed = self._pack(layer, shape)
         if packed is None:
             # another operator is traced
-            options.note(config, _name_of(layer), "Marlin")
+            options.note(config, _name_of(layer), "fallback")
             self._fallback.process_weights_after_loading(layer)
             return
         self._packed = True
@@ -110,19 +137,19 @@ class DecodeKernel:
 
 
 class MxLinearMethod(LinearMethodBase):
-    """Loads a BF16 weight, leaves it in an MX format, multiplies activations as they come.
+    """Loads a BF16 weight, leaves it quantized, multiplies activations as they come.
 
     vLLM's base of such methods would want a configuration of vLLM's own for them, since 0.32.
 
     Args:
-        form: mxfp4 (4.25 bits an element) or mxfp8 (E4M3, 8.25 bits).
+        form: mxfp4 (4.25 bits an element), mxfp8 (E4M3, 8.25 bits) or int8 (8.25 bits).
     """
 
     uses_meta_device = True
 
     def __init__(self, form: str) -> None:
         self.form = form
-        self._quantize = mxfp4_quantize if form == "mxfp4" else mxfp8_quantize
+        self._quantize = _QUANTIZE[form]
 
     def create_weights(
         self,
@@ -139,16 +166,17 @@ class MxLinearMethod(LinearMethodBase):
         Raises:
             ValueError: the format or the kernels cannot take it.
         """
-        if input_size_per_partition % BLOCK != 0:
+        block = INT8_BLOCK if self.form == "int8" else BLOCK
+        if input_size_per_partition % block != 0:
             msg = (
-                f"MX formats require input_size_per_partition ({input_size_per_partition}) to be"
-                f" divisible by {BLOCK}."
+                f"{self.form.upper()} requires input_size_per_partition"
+                f" ({input_size_per_partition}) to be divisible by {block}."
             )
             raise ValueError(msg)
         # Marlin has kernels with E8M0 scales for no other type, and would only say so at the first
         # forward
         if current_platform.is_cuda() and params_dtype != torch.bfloat16:
-            msg = f"Weight-only MX formats need --dtype bfloat16, got {params_dtype}."
+            msg = f"Weight-only formats need --dtype bfloat16, got {params_dtype}."
             raise ValueError(msg)
         layer.params_dtype = params_dtype
         layer.input_size_per_partition = input_size_per_partition
@@ -170,35 +198,39 @@ class MxLinearMethod(LinearMethodBase):
             )
         self.kernel = self._kernel(shape)
 
+    def _say(self, where: str) -> None:
+        names = {"mxfp4": "MxFp4", "mxfp8": "Mxfp8", "int8": "Int8"}
+        # as vLLM says of its own
+        kernel = f"{where}{names[self.form]}LinearKernel"
+        logger.info_once("Using %s for %s GEMM", kernel, self.form.upper())
+
     def _kernel(self, shape: tuple[int, int]) -> CpuKernel | DecodeKernel:
         """Return what computes the products of a weight [N, K].
 
         Raises:
             ValueError: this platform has no kernel.
         """
-        mxfp4 = self.form == "mxfp4"
-        marlin = MarlinMxFp4LinearKernel if mxfp4 else MarlinMxfp8LinearKernel
-        said = "Using %s for %s GEMM"  # as vLLM says of its own
         if current_platform.is_cpu():
-            logger.info_once(said, marlin.__name__.replace("Marlin", "CPU"), self.form.upper())
+            self._say("CPU")
             return CpuKernel()
         if not current_platform.is_cuda():
             # what vLLM has there expands MXFP8 to BF16 at load: less accurate, and no smaller
             platform = current_platform._enum.name
             raise ValueError(f"Weight-only {self.form.upper()} has no kernel on {platform}.")
+        fallback = ExpandedKernel() if self.form == "int8" else self._marlin(shape)
+        ours = module.enabled(get_current_vllm_config(), "layers")
+        self._say("Decode" if ours else "Expanded" if self.form == "int8" else "Marlin")
+        return DecodeKernel(self.form.upper(), fallback)
+
+    def _marlin(self, shape: tuple[int, int]) -> Any:
+        mxfp4 = self.form == "mxfp4"
+        marlin = MarlinMxFp4LinearKernel if mxfp4 else MarlinMxfp8LinearKernel
         supported, reason = marlin.is_supported()
         if not supported:
             raise ValueError(f"Weight-only {self.form} has no kernel here: {reason}.")
-        config = (
-            MxFp4LinearLayerConfig(activation_quant_key=None)
-            if mxfp4
-            else Mxfp8LinearLayerConfig(weight_shape=shape)
-        )
-        name = marlin.__name__
-        if module.enabled(get_current_vllm_config(), "layers"):
-            name = name.replace("Marlin", "Decode")
-        logger.info_once(said, name, self.form.upper())
-        return DecodeKernel(self.form.upper(), marlin(config))
+        if mxfp4:
+            return marlin(MxFp4LinearLayerConfig(activation_quant_key=None))
+        return marlin(Mxfp8LinearLayerConfig(weight_shape=shape))
 
     def tie_weights(self, layer: Module, embed_tokens: Module) -> None:
         """Refuse it."""
@@ -216,8 +248,8 @@ class MxLinearMethod(LinearMethodBase):
         smallest, largest = torch.aminmax(layer.weight)
         if not (smallest.isfinite() and largest.isfinite()):
             msg = (
-                f"{_name_of(layer)}.weight has elements that are not finite and cannot be quantized"
-                " to an MX format."
+                f"{_name_of(layer)}.weight has elements that are not finite and cannot be"
+                f" quantized to {self.form.upper()}."
             )
             raise ValueError(msg)
         weight, scale = self._quantize(layer.weight.data)

@@ -127,4 +127,11 @@ def cache(launches: Any) -> dict[str, Any]:
                     power == 0 for power in scales
                 ]
                 result[f"{form} {name} layer fails"] = {"key": key(config)}
+    for name, spoil in {"passes": right, "fails": fail}.items():
+        with start("int8") as config:
+            launches.spoil = spoil
+            layer = mx_layer("int8")
+            launches.spoil = right
+            assert (layer.weight.dtype == torch.int32) == (name == "passes")
+            result[f"int8 {name}"] = key(config)
     return result

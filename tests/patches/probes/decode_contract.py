@@ -48,12 +48,20 @@ def unpack(words: torch.Tensor, kind: str, n: int, k: int) -> torch.Tensor:
         return E2M1[sign << 3 | exponent << 1 | mantissa]
     at = ((tile * 2 + h) * 32 + g * 4 + q) * 4 + 2 * r + column % 8 // 4
     byte = column % 2 * 2 + column % 4 // 2
-    codes = words.to(torch.int64)[at] >> 8 * byte & 255
+    word = words.to(torch.int64)[at]
+    codes = word >> 8 * byte & 255
+    if kind == "int8":  # the sign is the other byte's
+        sign = word >> 8 * (byte ^ 1) + 7 & 1
+        return ((codes & 127) * (1 - 2 * sign)).to(torch.float64)
     return codes.to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float64)
 
 
 def unpack_scales(scales: torch.Tensor, n: int, k: int) -> torch.Tensor:
-    """Read the scales of dense.cuh: bytes in a row to factors, float64 [n, k]."""
+    """Read the scales of dense.cuh: bytes or BF16 in a row to factors, float64 [n, k]."""
+    if scales.dtype == torch.bfloat16:
+        row, tile = torch.arange(n)[:, None], torch.arange(k // 64)[None, :]
+        at = ((row // 16 * (k // 64) + tile) * 8 + row % 8) * 2 + row % 16 // 8
+        return scales[at].to(torch.float64).repeat_interleave(64, 1)
     row, group = torch.arange(n)[:, None], torch.arange(k // 32)[None, :]
     at = ((row // 16 * (k // 64) + group // 2) * 8 + row % 8) * 4 + row % 16 // 8 * 2 + group % 2
     return torch.exp2(scales[at].to(torch.float64) - 127).repeat_interleave(32, 1)
@@ -137,7 +145,8 @@ class Launches:
         assert o.weights % 16 == 0
         each = 8 if kind == "mxfp4" else 4
         words = memory(o.weights, padded * k // each, torch.int32)
-        scales = memory(o.scales, padded * k // 32, torch.uint8)
+        form, group = (torch.bfloat16, 64) if kind == "int8" else (torch.uint8, 32)
+        scales = memory(o.scales, padded * k // group, form)
         return unpack(words, kind, o.n, k) * unpack_scales(scales, o.n, k)
 
     def _expand(self, words: list[str], grid: Any, threads: int, shared: int, o: Any) -> None:

@@ -251,6 +251,9 @@ def emulate() -> Any:
 def random_weight(kind: str, n: int, k: int) -> tuple[Any, Any]:
     import torch
 
+    if kind == "int8":
+        values = torch.randint(-127, 128, (n, k), dtype=torch.int8)
+        return values, torch.rand(n, k // 64).add_(0.1).to(torch.bfloat16)
     scale = torch.randint(117, 123, (n, k // 32), dtype=torch.uint8)
     if kind == "mxfp4":
         return torch.randint(0, 256, (n, k // 2), dtype=torch.uint8), scale
@@ -265,6 +268,8 @@ def values_of(weight: Any, scale: Any) -> Any:
 
     from tests.patches.probes import marlin_layout, mxfp8_moe_reference
 
+    if weight.dtype == torch.int8:
+        return weight.to(torch.float64) * scale.to(torch.float64).repeat_interleave(64, 1)
     form = marlin_layout if weight.dtype == torch.uint8 else mxfp8_moe_reference
     return form.dense(weight, scale)
 
@@ -302,7 +307,7 @@ def linear_layer(n: int, k: int, dtype: Any, quantization: str | None = "gpt_oss
 
 
 def mx_layer(form: str, layer: int = 0, power: int = 0) -> Any:
-    """Return such a projection in an MX format, with random weights, loaded as a model's are.
+    """Return such a projection, quantized, with random weights, loaded as a model's are.
 
     Args:
         form: as the current configuration names it.

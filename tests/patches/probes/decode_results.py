@@ -25,14 +25,20 @@ def packing(places: dict[str, Any]) -> dict[str, Any]:
     for kind, table in places["packed"].items():
         n, k, each = table["n"], table["k"], 2 if kind == "mxfp4" else 1
         codes = torch.tensor(table["codes"], dtype=torch.uint8).view(n, k)
-        scale = torch.tensor(table["scales"], dtype=torch.uint8).view(n, k // 32)
-        weight = codes[:, ::2] | codes[:, 1::2] << 4 if each == 2 else codes
-        if each == 1:
-            weight = weight.view(torch.float8_e4m3fn)
+        if kind == "int8":
+            weight = torch.where(codes > 127, 128 - codes.to(torch.int16), codes).to(torch.int8)
+            bits = torch.tensor(table["scales"], dtype=torch.int16).view(n, k // 64)
+            scale = bits.view(torch.bfloat16)
+        else:
+            scale = torch.tensor(table["scales"], dtype=torch.uint8).view(n, k // 32)
+            weight = codes[:, ::2] | codes[:, 1::2] << 4 if each == 2 else codes
+            if each == 1:
+                weight = weight.view(torch.float8_e4m3fn)
         dense._PACKED_ELEMS = 1  # a block at a time
         words, scales = dense.pack(weight, scale)
         same[f"{kind} weights"] = words.flatten().tolist() == table["words"]
-        same[f"{kind} scales"] = scales.flatten().tolist() == table["packed_scales"]
+        plain = scales.view(torch.int16) if kind == "int8" else scales
+        same[f"{kind} scales"] = plain.flatten().tolist() == table["packed_scales"]
         dense._PACKED_ELEMS = 8 << 20
         again = dense.pack(weight, scale)
         same[f"{kind} at once"] = bool((again[0] == words).all() and (again[1] == scales).all())
@@ -76,7 +82,7 @@ def dense_layers(launches: Any) -> dict[str, Any]:
     from vllm_sparkforge.decode import dense, module
 
     result = {}
-    for kind in ("mxfp4", "mxfp8"):
+    for kind in ("mxfp4", "mxfp8", "int8"):
         for name, (n, k, counts) in SHAPES.items():
             weight, scale = random_weight(kind, n, k)
             packed, values = dense.pack(weight, scale), values_of(weight, scale)

@@ -15,6 +15,21 @@ from tests.patches.probes.decode_device import (
 from tests.patches.probes.decode_experts import experts_layer
 
 
+def _kept_in_bf16() -> dict[str, Any]:
+    """An INT8 layer without decode kernels."""
+    import torch
+
+    from tests.patches.probes.decode_device import error_of, mx_layer
+
+    with configured("off", mxfp4_layers="qkv=int8"), logged() as lines:
+        layer = mx_layer("int8")
+    x = torch.randn(3, 128).to(torch.bfloat16)
+    out, _ = layer(x)
+    wanted = x.double() @ layer.weight.double().T + layer.bias.double()
+    names = [name for name, _ in layer.named_parameters()]
+    return {"parameters": names, "error": error_of(out, wanted), "said": lines}
+
+
 def self_check(launches: Any) -> dict[str, Any]:
     """What becomes of layers whose kernels are wrong."""
     import torch
@@ -32,7 +47,7 @@ def self_check(launches: Any) -> dict[str, Any]:
     ) -> dict[str, Any]:
         layer = torch.nn.Module()
         weight, scale = random_weight(kind, n, k)
-        scale[7, 1] = largest
+        scale[7, 1] = 2.0 ** (largest - 127) if kind == "int8" else largest
         if zero:
             weight = torch.zeros_like(weight.view(torch.uint8)).view(weight.dtype)
         layer.weight = torch.nn.Parameter(weight, requires_grad=False)
@@ -75,13 +90,14 @@ def self_check(launches: Any) -> dict[str, Any]:
             launches.spoil = spoil
             forget()
             with configured(option):
-                for kind in ("mxfp4", "mxfp8"):
+                for kind in ("mxfp4", "mxfp8", "int8"):
                     result[f"{name}, {kind}, {option}"] = dense(kind, 48, 128)
                 if option == "auto":
                     result[f"{name}, another shape"] = dense("mxfp4", 64, 128)
                 # a checkpoint of zeros is compared, too
                 forget()
                 result[f"{name}, zero weights, {option}"] = dense("mxfp4", 48, 128, zero=True)
+                result[f"{name}, zero INT8, {option}"] = dense("int8", 48, 128, zero=True)
         forget()
         with configured("auto"), logged() as lines:
             layer = linear_layer(2048, 2112, torch.bfloat16)
@@ -108,4 +124,6 @@ def self_check(launches: Any) -> dict[str, Any]:
         result["k = 96"] = dense("mxfp4", 48, 96)
         result["float16"] = dense("mxfp4", 48, 128, torch.float16)
         result["a scale of 191"] = dense("mxfp4", 48, 128, largest=191)
+        result["a scale of 2**64"] = dense("int8", 48, 128, largest=191)
+    result["kept in BF16"] = _kept_in_bf16()
     return result

@@ -20,17 +20,18 @@ template <class T> void list(const char* name, const std::vector<T>& values, con
 }
 
 template <class FORMAT> void packed(const char* name, int bits, const char* end) {
-  const int n = 40, k = 192, tiles = k / 64, rows = (n + 15) / 16 * 16;
-  std::vector<unsigned> codes(n * k), scales(n * k / 32);
+  const int n = 40, k = 192, tiles = k / 64, rows = (n + 15) / 16 * 16, groups = tiles * FORMAT::kScales;
+  std::vector<unsigned> codes(n * k), scales(n * groups), put((size_t)rows * groups);
   std::vector<unsigned> words((size_t)rows * k * bits / 32);
-  std::vector<unsigned char> put((size_t)rows * k / 32);
   for (int row = 0; row < n; row++) {
     for (int column = 0; column < k; column++) {
-      const unsigned code = codes[row * k + column] = dice() % (1u << bits);
+      unsigned code = dice() % (1u << bits);
+      if (FORMAT::kScales == 1 && code == 128) code = 0;  // INT8 has one zero
+      codes[row * k + column] = code;
       FORMAT::put(words.data(), code, row, column, tiles);
     }
-    for (int group = 0; group < k / 32; group++)
-      put[dense::scale_of(row, group, tiles)] = scales[row * (k / 32) + group] = dice() % 191;
+    for (int group = 0; group < groups; group++)
+      put[FORMAT::scale_of(row, group, tiles)] = scales[row * groups + group] = dice() % 191;
   }
   std::printf("\"%s\": {\"n\": %d, \"k\": %d, ", name, n, k);
   list("codes", codes);
@@ -58,7 +59,15 @@ void cache(const char* name, long long block, long long head, long long slot, co
 int main() {
   std::printf("{\"packed\": {");
   packed<dense::Mxfp4>("mxfp4", 4, ", ");
-  packed<dense::Mxfp8>("mxfp8", 8, "}, ");
+  packed<dense::Mxfp8>("mxfp8", 8, ", ");
+  packed<dense::Int8>("int8", 8, "}, ");
+  std::vector<unsigned> pairs;  // of bytes that follow one another
+  for (unsigned byte = 0; byte < 256; byte++) {
+    unsigned first, second;
+    dense::Int8::pairs(byte | (byte + 1) % 256 << 8 | (byte + 2) % 256 << 16 | (byte + 3) % 256 << 24, first, second);
+    pairs.push_back(first), pairs.push_back(second);
+  }
+  list("int8_pairs", pairs);
   std::vector<int> place, scales, biases;
   for (int lane = 0; lane < 32; lane++)
     for (int word = 0; word < 4; word++)

@@ -138,6 +138,9 @@ def quantizers(request: dict[str, Any], out: Path) -> Any:
             values, scales = formats.mxfp8_quantize(weight)
             np.save(out / f"{name}-mxfp8{suffix}.npy", values.view(torch.uint8).numpy())
             np.save(out / f"{name}-mxfp8-scales{suffix}.npy", scales.numpy())
+            values, scales = formats.int8_quantize(weight)
+            np.save(out / f"{name}-int8{suffix}.npy", values.numpy())
+            np.save(out / f"{name}-int8-scales{suffix}.npy", scales.float().numpy())
     return {}
 
 
@@ -154,6 +157,14 @@ def linear(request: dict[str, Any], out: Path) -> Any:
     values = formats.mxfp8_dequantize(elements, scales)
     np.save(out / "mxfp8-values.npy", values.to(torch.float32).numpy())
 
+    # each element under powers of two from one end to the other, and under odd scales between them
+    values = torch.arange(-127, 129, dtype=torch.int32).clamp(max=127).to(torch.int8)
+    patterns = torch.tensor([0, *range(0x80, 0x7F80, 37)], dtype=torch.int16)
+    scales = patterns.view(torch.bfloat16)[:, None].expand(-1, 4).contiguous()
+    values = formats.int8_dequantize(values.expand(len(patterns), 256).contiguous(), scales)
+    np.save(out / "int8-values.npy", values.to(torch.float32).numpy())
+    np.save(out / "int8-factors.npy", scales[:, 0].to(torch.float32).numpy())
+
     torch.manual_seed(0)
     x = torch.randn(2, 3, 64, dtype=torch.bfloat16)
     bias = torch.randn(100, dtype=torch.bfloat16)
@@ -161,6 +172,7 @@ def linear(request: dict[str, Any], out: Path) -> Any:
     for name, quantize, expand in (
         ("mxfp4", formats.mxfp4_quantize, formats.mxfp4_dequantize),
         ("mxfp8", formats.mxfp8_quantize, formats.mxfp8_dequantize),
+        ("int8", formats.int8_quantize, formats.int8_dequantize),
     ):
         weight, scale = quantize(torch.randn(100, 64))
         expected = x.double() @ expand(weight, scale).double().T + bias.double()
@@ -232,6 +244,7 @@ def head_form(config: Any) -> str:
 def refusals(request: dict[str, Any], out: Path) -> Any:
     """Heads that something else relies on, and two that look similar and are fine."""
     import torch
+    from vllm_sparkforge.mx.linear import MxLinearMethod
 
     checkpoint = request["checkpoint"]
 
@@ -262,6 +275,11 @@ def refusals(request: dict[str, Any], out: Path) -> Any:
         "eagle with": changed(speculative_config=drafter("eagle3", drafts["with"])),
         "mtp": changed(speculative_config=drafter("mtp", drafts["with"])),
     }
+    results["96 columns"] = attempt(
+        lambda: MxLinearMethod("int8").create_weights(
+            torch.nn.Module(), 96, [16], 96, 16, torch.bfloat16
+        )
+    )
     overrides = {"head_dtype": "float32"}
     with engine_config(checkpoint, "lm_head", hf_overrides=overrides) as config:
         assert config.model_config.head_dtype == torch.float32
@@ -309,7 +327,9 @@ def options(request: dict[str, Any], out: Path) -> Any:
         "parsed": {layers: taken(layers) for layers in request["layers"]},
         "command line": from_command_line(request["command line"]),
         "no option": from_command_line([]),
-        "graphs": [compiled_as(layers) for layers in ("", "qkv", "qkv=mxfp8", "lm_head", "qkv")],
+        "graphs": [
+            compiled_as(layers) for layers in ("", "qkv", "qkv=mxfp8", "qkv=int8", "lm_head", "qkv")
+        ],
         "linear": taken("qkv", quantization_config={"linear": "mxfp4"}),
         "other targets": taken("qkv", quantization_config={"targets": {"lm_head": "mxfp8"}}),
         **{str(name): verified(name) for name in (None, "gpt_oss_mxfp4")},
@@ -323,7 +343,7 @@ def shards(request: dict[str, Any], out: Path) -> Any:
 
     results: dict[str, Any] = {}
     weight = torch.from_numpy(np.load(request["head"])).to(torch.bfloat16)
-    for fmt in ("mxfp4", "mxfp8"):
+    for fmt in ("mxfp4", "mxfp8", "int8"):
         for ranks in request["ranks"]:
             layers = []
             with engine_config(request["checkpoint"], f"lm_head={fmt}") as config:
@@ -344,7 +364,7 @@ def shards(request: dict[str, Any], out: Path) -> Any:
                 continue  # and the test misses the files
             packed = [layer.weight.view(torch.uint8).numpy() for layer in layers]
             np.save(out / f"{fmt}-{ranks}.npy", np.concatenate(packed))
-            scales = [layer.weight_scale.numpy() for layer in layers]
+            scales = [layer.weight_scale.float().numpy() for layer in layers]
             np.save(out / f"{fmt}-{ranks}-scales.npy", np.concatenate(scales))
     return results
 

@@ -109,7 +109,7 @@ def test_a_batch_reads_the_experts_of_all_its_tokens() -> None:
     [
         ("qkv,o,lm_head=mxfp8", {"qkv": "mxfp4", "o": "mxfp4", "lm_head": "mxfp8"}),
         (" qkv=mxfp4 , o=mxfp8", {"qkv": "mxfp4", "o": "mxfp8"}),
-        ("moe,lm_head", {"lm_head": "mxfp4"}),
+        ("moe,lm_head,o=int8", {"o": "int8", "lm_head": "mxfp4"}),
     ],
 )
 def test_layers_are_parsed(text: str, layers: dict[str, str]) -> None:

@@ -85,6 +85,7 @@ attention FLASHINFER [cuda.py:478] Using AttentionBackendEnum.FLASHINFER backend
 attention TRITON_ATTN [cuda.py:527] Using TRITON_ATTN attention backend out of potential: ['X'].
 linear MARLIN [__init__.py:995] Using MarlinMxFp4LinearKernel for MXFP4 GEMM
 linear FLASHINFERCUTLASS [a.py:9] Using FlashInferCutlassMxfp8LinearKernel for MXFP8 GEMM
+linear EXPANDED [linear.py:9] Using ExpandedInt8LinearKernel for INT8 GEMM
 experts DECODE [selfcheck.py:93] Decode kernels are used for MXFP4 experts 128 x 2880 x 2880: they
 experts DECODE [selfcheck.py:109] Decode kernels for MXFP4 experts are switched off. They failed
 experts MARLIN [experts.py:231] Decode kernels are not used for MXFP4 experts: LoRA is enabled.
