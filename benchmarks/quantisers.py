@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from vllm_sparkforge.mx import formats as mx
 
-SLICE = 1024 * 1024
-"""Elements at once: intermediates stay in the CPU's cache."""
+SLICE = 128 * 1024
+"""Elements at once: intermediates stay in the CPU's cache, which is twenty times as fast."""
 COLUMNS = 2880
 """Of gpt-oss-120b's qkv and head: what a scale for a row counts for."""
 
@@ -31,14 +31,23 @@ def integers(bits: int) -> tuple[float, Round]:
     return top, lambda x: x.round().clamp_(-top, top)
 
 
-def values(*found: float) -> tuple[float, Round]:
-    """Nearest of some values, from the lowest to the highest."""
-    table = torch.tensor(found)
-    middles = (table[1:] + table[:-1]) / 2
-    return float(table.abs().max()), lambda x: table[torch.bucketize(x, middles)]
+def values(found: tuple[float, ...], cells: int) -> tuple[float, Round]:
+    """Nearest of some values, by a table of ``cells`` to one: no cell has a middle of two within.
+
+    (``torch.bucketize`` is ten times as slow.)
+    """
+    top = max(map(abs, found))
+    centres = (torch.arange(2 * int(top) * cells) + 0.5) / cells - int(top)
+    table = torch.tensor(found)[(centres[:, None] - torch.tensor(found)).abs().argmin(-1)]
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        places = ((x + int(top)) * cells).clamp_(0, len(table) - 1).to(torch.int32)
+        return table.index_select(0, places.flatten()).view(x.shape)
+
+    return top, rounded
 
 
-FP4 = values(*(-one for one in E2M1[:0:-1]), *E2M1)
+FP4 = values((*(-one for one in E2M1[:0:-1]), *E2M1), 4)
 
 
 def grid(lowest: float, highest: float, steps: int) -> tuple[float, ...]:
@@ -46,8 +55,8 @@ def grid(lowest: float, highest: float, steps: int) -> tuple[float, ...]:
     return tuple(torch.linspace(lowest, highest, steps).tolist())
 
 
-FINE = grid(0.9, 1.03, 14)
-COARSE = grid(0.55, 1.2, 27)
+FINE = grid(0.9, 1.02, 9)
+COARSE = grid(0.6, 1.2, 16)
 
 
 @dataclass(frozen=True)
@@ -163,7 +172,7 @@ def of_blocks(blocks: Blocks) -> Format:
     return Format(blocks.bits, blocks)
 
 
-CODEBOOK = values(*IQ4_NL)
+CODEBOOK = values(IQ4_NL, 2)
 BLOCKS = {
     "INT8, FP16 a 32": Blocks(integers(8), 8, 32, "fp16", FINE),
     "INT8, BF16 a 32": Blocks(integers(8), 8, 32, "bf16", FINE),
@@ -179,6 +188,7 @@ BLOCKS = {
     "INT4, BF16 a 32": Blocks(integers(4), 4, 32, "bf16", COARSE),
     "INT4, E4M3 a 16": Blocks(integers(4), 4, 16, "e4m3", COARSE),
     "IQ4_NL's values, E4M3 a 16": Blocks(CODEBOOK, 4, 16, "e4m3", COARSE, signed=True),
+    "IQ4_NL's values, E4M3 a 32": Blocks(CODEBOOK, 4, 32, "e4m3", COARSE, signed=True),
     "IQ4_NL's values, BF16 a 32": Blocks(CODEBOOK, 4, 32, "bf16", COARSE, signed=True),
 }
 TABLE = {

@@ -61,7 +61,9 @@ def chosen(tokenizer: Any, pages: dict[str, str], count: int, half: int) -> dict
     """Tokens of pages that are evenly spread over every other page (``half`` 0 or 1)."""
     names = [*pages][half::2]
     names = [names[i * len(names) // count] for i in range(count)]
-    found = {name: tokenizer(pages[name], return_tensors="pt").input_ids[0] for name in names}
+    found = {
+        name: tokenizer(pages[name][:4096], return_tensors="pt").input_ids[0] for name in names
+    }
     return {name: ids[:LENGTH] for name, ids in found.items() if len(ids) >= LENGTH}
 
 
@@ -87,10 +89,8 @@ def permuted(model: Any) -> None:
     for name, parameter in model.named_parameters():
         kind = name.split(".")[-2]
         data = parameter.clone()
-        if kind in ("o_proj", "down_proj"):
-            data = data[hidden]
-        else:  # all others read the channels: norms have nothing else
-            data = data[..., hidden]
+        # all others read the channels, and norms have nothing else
+        data = data[hidden] if kind in ("o_proj", "down_proj") else data[..., hidden]
         if kind == "o_proj":
             data = data[:, values(heads)]
         if kind == "v_proj":
@@ -98,11 +98,10 @@ def permuted(model: Any) -> None:
         parameter.copy_(data)
 
 
-@torch.no_grad()
 def logits(model: Any, ids: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
     """Logarithms of the probabilities [T, V] after each token of each text."""
     for one in ids:
-        yield torch.log_softmax(model(one[None]).logits[0].float(), -1)
+        yield torch.log_softmax(model(one[None]).logits[0], -1)
 
 
 @dataclass(frozen=True)
@@ -126,12 +125,11 @@ def cost(model: Any, ids: list[torch.Tensor], reference: list[torch.Tensor]) -> 
         same.append(float((theirs.argmax(-1) == ours.argmax(-1)).float().mean()))
         loss.append(float(-ours[:-1].gather(1, tokens[1:, None]).mean()))
     kl = torch.tensor(means, dtype=torch.float64)
-    error = float(kl.std() / math.sqrt(len(kl))) if len(kl) > 1 else math.nan
+    error = float(kl.std() / math.sqrt(len(kl))) if len(kl) > 1 else 0.0
     mean = sum(loss) / len(loss)
     return Cost(math.exp(mean), float(kl.mean()), error, sum(same) / len(same))
 
 
-@torch.no_grad()
 def hessians(model: Any, ids: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
     """X'X of the inputs X of each weight that is rounded, by its name."""
     found: dict[str, torch.Tensor] = {}
