@@ -1,8 +1,8 @@
 """Formats of weights as functions: a weight [N, K] to what its format makes of it, as BF16.
 
-A format is a set of values, a scale for some elements along K, and a rule for that scale. Where
-nothing else is said, the scale is searched: of a grid around the one that brings the largest
-element to the largest value, that of least squared error. MXFP4 and MXFP8 are the plugin's own.
+A format is a set of values, a scale for some elements along K, and a rule for that scale: it brings
+the largest element to the largest value, or is searched, on a grid around that, for the least
+squared error. MXFP4 and MXFP8 are the plugin's own.
 """
 
 from __future__ import annotations
@@ -172,24 +172,28 @@ def of_blocks(blocks: Blocks) -> Format:
     return Format(blocks.bits, blocks)
 
 
-CODEBOOK = values(IQ4_NL, 2)
+NL4 = values(IQ4_NL, 2)
+SEARCHED = ", searched"
+"""In a name: with the scale of least squared error, not that of the largest element."""
 BLOCKS = {
-    "INT8, FP16 a 32": Blocks(integers(8), 8, 32, "fp16", FINE),
-    "INT8, BF16 a 32": Blocks(integers(8), 8, 32, "bf16", FINE),
-    "INT8, BF16 a 64": Blocks(integers(8), 8, 64, "bf16", FINE),
-    "INT8, E8M0 a 32": Blocks(integers(8), 8, 32, "e8m0", (0.5,)),
-    "INT6, BF16 a 32": Blocks(integers(6), 6, 32, "bf16", FINE),
-    "INT6, E4M3 a 16": Blocks(integers(6), 6, 16, "e4m3", FINE),
-    "INT6, BF16 a 64": Blocks(integers(6), 6, 64, "bf16", FINE),
-    "INT5, BF16 a 32": Blocks(integers(5), 5, 32, "bf16", COARSE),
-    "FP4, E4M3 a 16": Blocks(FP4, 4, 16, "e4m3", COARSE),
-    "FP4, E4M3 a 32": Blocks(FP4, 4, 32, "e4m3", COARSE),
-    "FP4, BF16 a 32": Blocks(FP4, 4, 32, "bf16", COARSE),
-    "INT4, BF16 a 32": Blocks(integers(4), 4, 32, "bf16", COARSE),
-    "INT4, E4M3 a 16": Blocks(integers(4), 4, 16, "e4m3", COARSE),
-    "IQ4_NL's values, E4M3 a 16": Blocks(CODEBOOK, 4, 16, "e4m3", COARSE, signed=True),
-    "IQ4_NL's values, E4M3 a 32": Blocks(CODEBOOK, 4, 32, "e4m3", COARSE, signed=True),
-    "IQ4_NL's values, BF16 a 32": Blocks(CODEBOOK, 4, 32, "bf16", COARSE, signed=True),
+    "INT8, FP16 a 32": Blocks(integers(8), 8, 32, "fp16"),
+    "INT8, BF16 a 32": Blocks(integers(8), 8, 32, "bf16"),
+    "INT8, BF16 a 64": Blocks(integers(8), 8, 64, "bf16"),
+    "INT8, BF16 a 64" + SEARCHED: Blocks(integers(8), 8, 64, "bf16", FINE),
+    "INT8, E8M0 a 32": Blocks(integers(8), 8, 32, "e8m0"),
+    "INT6, BF16 a 32": Blocks(integers(6), 6, 32, "bf16"),
+    "INT6, BF16 a 32" + SEARCHED: Blocks(integers(6), 6, 32, "bf16", FINE),
+    "INT6, BF16 a 64": Blocks(integers(6), 6, 64, "bf16"),
+    "INT5, BF16 a 32" + SEARCHED: Blocks(integers(5), 5, 32, "bf16", COARSE),
+    "INT4, BF16 a 32" + SEARCHED: Blocks(integers(4), 4, 32, "bf16", COARSE),
+    "INT4, E4M3 a 16" + SEARCHED: Blocks(integers(4), 4, 16, "e4m3", COARSE),
+    "FP4, BF16 a 32" + SEARCHED: Blocks(FP4, 4, 32, "bf16", COARSE),
+    "FP4, E4M3 a 16": Blocks(FP4, 4, 16, "e4m3"),
+    "FP4, E4M3 a 16" + SEARCHED: Blocks(FP4, 4, 16, "e4m3", COARSE),
+    "FP4, E4M3 a 32" + SEARCHED: Blocks(FP4, 4, 32, "e4m3", COARSE),
+    "NL4, BF16 a 32" + SEARCHED: Blocks(NL4, 4, 32, "bf16", COARSE, signed=True),
+    "NL4, E4M3 a 16" + SEARCHED: Blocks(NL4, 4, 16, "e4m3", COARSE, signed=True),
+    "NL4, E4M3 a 32" + SEARCHED: Blocks(NL4, 4, 32, "e4m3", COARSE, signed=True),
 }
 TABLE = {
     "BF16": Format(16, bf16),

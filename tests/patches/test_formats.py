@@ -15,8 +15,8 @@ ERRORS = {
     "INT8, E8M0 a 32": 0.0080,
     "MXFP8": 0.0266,
     "INT6, BF16 a 32": 0.0211,
-    "FP4, E4M3 a 16": 0.086,
-    "FP4, E4M3 a 32": 0.094,
+    "FP4, E4M3 a 16, searched": 0.086,
+    "FP4, E4M3 a 32, searched": 0.094,
     "MXFP4": 0.1115,
 }
 

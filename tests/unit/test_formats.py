@@ -14,10 +14,14 @@ def test_the_page_is_that_of_the_record() -> None:
 
 def test_bars_are_judged_by_the_nearest_format_of_the_bytes() -> None:
     record = recorded()
-    wanted = {bar.profile: bar.format for bar in formats.bars(record)}
-    row = record.row(wanted["fast"])
-    assert 6 <= row.bits <= 6.6
-    row.kl = record.row("MXFP8").kl * 0.26  # of a quarter
-    (bar,) = (bar for bar in formats.bars(record) if bar.profile == "fast")
-    assert bar.format != row.name or (bar.found, bar.met) == ("0.26", False)
-    assert record.beaten(row) not in ("", row.name)
+    fast = [bar for bar in formats.bars(record) if bar.profile == "fast"]
+    rows = [record.row(bar.format) for bar in fast]
+    assert [row.name.endswith(formats.WITH) for row in rows] == [False, True]
+    for row in rows:
+        assert 6 <= row.bits <= 6.6
+        row.kl /= 1000
+    assert all(bar.met for bar in formats.bars(record) if bar.profile == "fast")
+    record.row("MXFP8").kl = rows[0].kl * 3.9  # four times are wanted
+    assert not formats.bars(record)[-4].met
+    assert formats.bars(record)[-4].found == "0.256"
+    assert record.beaten(rows[0]) in ("", rows[1].name)

@@ -44,7 +44,7 @@ def compensated() -> dict[str, list[float]]:
     weight = torch.randn(48, 64).mul_(0.02).bfloat16()
     x = torch.randn(512, 64) @ torch.randn(64, 64)
     found = {}
-    for name in ("INT8, BF16 a 64", "FP4, E4M3 a 16", "IQ4_NL's values, E4M3 a 16"):
+    for name in ("INT8, BF16 a 64", "FP4, E4M3 a 16, searched", "NL4, E4M3 a 16, searched"):
         blocks = quantisers.BLOCKS[name]
         both = (blocks(weight), trained.compensated(weight, x.T @ x, blocks))
         found[name] = [error(x @ one.float().T, x @ weight.float().T) for one in both]
