@@ -7,14 +7,15 @@ import pytest
 
 from tests.patches import probing
 
-# Of normal weights, in docs/evidence/machine-code.md or by another program before this one.
+# Of normal weights: in docs/evidence/machine-code.md, or, of integers, the step that the largest
+# of a block gives over the root of 12 (of 32 it is 2.37 standard deviations, of 64 2.63).
 ERRORS = {
     "BF16": 0,
     "Q8_0": 0.0056,
-    "INT8, BF16 a 64": 0.0060,
+    "INT8, BF16 a 64": 0.0062,
     "INT8, E8M0 a 32": 0.0080,
     "MXFP8": 0.0266,
-    "INT6, BF16 a 32": 0.0211,
+    "INT6, BF16 a 32": 0.0221,
     "FP4, E4M3 a 16, searched": 0.086,
     "FP4, E4M3 a 32, searched": 0.094,
     "MXFP4": 0.1115,
