@@ -94,9 +94,11 @@ class Record(BaseModel):
         return next(one for one in self.rows if one.name == name)
 
     def beaten(self, row: Row) -> str:
-        """Return the format that is nearer at no more bits, the nearest of them, or ""."""
-        better = [one for one in self.rows if one.bits <= row.bits and one.kl < row.kl]
-        return min(better, key=lambda one: one.kl).name if better else ""
+        """Return the nearest format that needs no more (bits, prompts), or "" for itself."""
+        prompts = row.name.endswith(WITH)
+        able = [one for one in self.rows if prompts or not one.name.endswith(WITH)]
+        best = min((one for one in able if one.bits <= row.bits), key=lambda one: one.kl)
+        return best.name if best.kl < row.kl else ""
 
 
 class Bar(BaseModel):
