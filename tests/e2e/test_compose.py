@@ -22,6 +22,7 @@ from sparkforge.build.context import Tools
 from sparkforge.build.results import ImageResult
 from sparkforge.core.disk import sha256_file
 from sparkforge.runtime import engine
+from sparkforge.sources.project import store_of
 from tests.disks import fill, mounted
 from tests.results import context_of
 from tests.support import PATIENCE_S, ROOT
@@ -89,7 +90,7 @@ def bake(build: Build, base_image: str, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("stand-in")
     receipt = build("--target", "cpu", "--engine", "none", "--until", "wheelhouse")
     (house,) = (one["key"] for one in receipt["items"] if one["label"] == "wheelhouse")
-    store = Path(os.environ.get("SPARKFORGE_STORE", Path.home() / ".cache" / "sparkforge"))
+    store = store_of(None).root
     (folder / "house").mkdir()
     lock = ""
     for name in ("uv", *PACKAGES):

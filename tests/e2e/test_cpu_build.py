@@ -1,13 +1,14 @@
 """`python3 build.py --target cpu` without an engine: the README's first command."""
 
 import hashlib
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from wheel.wheelfile import WheelFile
+
+from sparkforge.sources.project import store_of
 
 from .conftest import Build
 
@@ -67,7 +68,7 @@ def test_a_second_build_makes_nothing(receipt: Any, build: Build) -> None:
 
 
 def test_the_environment_has_exactly_one_vllm(receipt: Any, checkout: Path) -> None:
-    store = Path(os.environ.get("SPARKFORGE_STORE", str(Path.home() / ".cache" / "sparkforge")))
+    store = store_of(None).root
     key = item(receipt, "environment")["key"]
     python = store / "artefacts" / "image" / key[:32] / "venv" / "bin" / "python"
     # that it can be imported, the smoke test has shown

@@ -12,6 +12,7 @@ from sparkforge.build.context import Context
 from sparkforge.core.index import Index
 from sparkforge.maintain.ablate import CHECKOUT as _VARIABLE
 from sparkforge.pins import pins
+from sparkforge.sources.project import store_of
 from sparkforge.sources.sources import Access
 from sparkforge.store.store import Store
 from tests.results import context_of
@@ -24,7 +25,7 @@ ACCESS = Access(Index(), {}, offline=False)
 
 def store() -> Store:
     """Return the store that the tests use."""
-    return Store(Path(os.environ.get("SPARKFORGE_STORE", Path.home() / ".cache" / "sparkforge")))
+    return store_of(None)
 
 
 def context(target: str, **fields: Any) -> Context:

@@ -6,7 +6,6 @@ compiles that extension, the others are the release's.
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import pytest
 from sparkforge.core import git
 from sparkforge.core.errors import BuildError
 from sparkforge.series import series
+from sparkforge.sources.project import store_of
 from tests.results import context_of
 from tests.support import BODY
 
@@ -31,7 +31,7 @@ FS_IO, FS_IO_SOURCE = "vllm/fs_io_C.abi3.so", "csrc/fs_io.cpp"
 # another word in each run: the store would have the wheel of the last one
 BEFORE, AFTER = "Filesystem helpers for KV offload", f"Filesystem helpers, ours {uuid4().hex[:8]}"
 PATCH = "say-that-fs-io-is-ours.patch"
-STORE = Path(os.environ.get("SPARKFORGE_STORE", Path.home() / ".cache" / "sparkforge"))
+STORE = store_of(None).root
 
 
 class Clone:
