@@ -3,7 +3,7 @@
 They judge the shape of an answer, so that any words of the model will do.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparkforge.check.subject import FUNCTION, TOKENS, TOOLS, WEATHER, Subject, need
@@ -14,13 +14,13 @@ _ASKED = "Greet me in one sentence."
 _IMAGE = "data:image/png;base64,AAAA"
 _SERVED = "the image has none of our patches, or a proxy in front changes answers (docs/clients.md)"
 _CLOCK = {"type": "function", "function": {**FUNCTION, "name": "clock", "description": "Time"}}
-_CODEX: list[dict[str, Any]] = [
-    {"type": "function", **FUNCTION},
+_ITEM = {"type": "function", **FUNCTION}  # a tool of /v1/responses
+_CODEX: Sequence[Mapping[str, object]] = [
+    _ITEM,
     {"type": "custom", "name": "apply_patch", "description": "Edits files"},
-    {"type": "namespace", "name": "mcp", "description": "", "tools": []},
+    {"type": "namespace", "name": "mcp", "description": "", "tools": [{**_ITEM, "name": "read"}]},
     {"type": "web_search"},
 ]
-_CODEX[2]["tools"] = [{"type": "function", **FUNCTION, "name": "read"}]
 
 
 def cut_chat(subject: Subject) -> str:
@@ -102,10 +102,7 @@ def images(subject: Subject) -> str:
     block = [{"role": "user", "content": [{"type": "image", "source": source}]}]
     for path, body in (
         (client.CHAT, subject.body([{"role": "user", "content": [part]}])),
-        (
-            _RESPONSES,
-            {**_body(subject, _CODEX[:1]), "input": [{"role": "user", "content": [item]}]},
-        ),
+        (_RESPONSES, _body(subject, [_ITEM], input=[{"role": "user", "content": [item]}])),
         (_MESSAGES, {"model": subject.model.name, "max_tokens": 9, "messages": block}),
     ):
         reply = client.post(subject.place, path, body)
@@ -157,7 +154,9 @@ def allowed_tools(subject: Subject) -> str:
     return ", ".join(names)
 
 
-def _body(subject: Subject, tools: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
+def _body(
+    subject: Subject, tools: Sequence[Mapping[str, object]], **options: Any
+) -> dict[str, Any]:
     """Return a request of /v1/responses that asks for the weather."""
     return {
         "model": subject.model.name,
@@ -165,13 +164,13 @@ def _body(subject: Subject, tools: list[dict[str, Any]], **options: Any) -> dict
         "tools": tools,
         "temperature": 0,
         "reasoning": {"effort": "low"},
-        "max_output_tokens": min(TOKENS, subject.model.max_len // 2),
+        "max_output_tokens": subject.most_tokens,
         **options,
     }
 
 
 def _events(subject: Subject, **options: Any) -> list[client.Json]:
-    body = _body(subject, _CODEX[:1], stream=True, **options)
+    body = _body(subject, [_ITEM], stream=True, **options)
     return [one for one in client.events(subject.place, _RESPONSES, body) if one is not None]
 
 

@@ -48,6 +48,11 @@ class Subject:
     options: Sequence[str] = ()  # the user's own of ``vllm serve``
     long_tokens: int = 100_000
 
+    @property
+    def most_tokens(self) -> int:
+        """Return the limit of an answer."""
+        return min(TOKENS, max(1, self.model.max_len // 2))
+
     def body(self, asked: Asked, **options: Any) -> dict[str, Any]:
         """Return a chat at temperature 0."""
         return {
@@ -55,7 +60,7 @@ class Subject:
             "messages": [{"role": "user", "content": asked}] if isinstance(asked, str) else asked,
             "temperature": 0,
             "reasoning_effort": "low",
-            "max_tokens": min(TOKENS, max(1, self.model.max_len // 2)),
+            "max_tokens": self.most_tokens,
             **options,
         }
 

@@ -19,19 +19,12 @@ from vllm.entrypoints.openai.responses.context import HarmonyContext
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.parser.parser_manager import ParserManager
 from xgrammar import Grammar
 from xgrammar.testing import _is_grammar_accept_string as accepts
 
+from tests.patches.probes.harmony import Tokenizer, parser_class
+
 Parsed = tuple[str | None, str | None, list[list[str]]]
-
-
-class _Tokenizer:
-    def get_vocab(self) -> dict[str, int]:
-        return {}
-
-    def decode(self, ids: list[int]) -> str:
-        return str(get_encoding().decode(ids))
 
 
 def items(parser: Any, ids: list[int], reason: str) -> list[list[Any]]:
@@ -62,26 +55,20 @@ def admitted(parser: Any, texts: list[str], **options: Any) -> list[bool]:
     request = ChatCompletionRequest.model_validate(
         {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], **options}
     )
-    parser(_Tokenizer(), request.tools).adjust_request(request)
+    parser(Tokenizer(), request.tools).adjust_request(request)
     grammar = Grammar.from_structural_tag(request.structured_outputs.structural_tag)
     return [accepts(grammar, text) for text in texts]
 
 
 def main(asked: Path, out: Path) -> None:
-    kind: Any = ParserManager.get_parser(
-        tool_parser_name="openai",
-        reasoning_parser_name="openai_gptoss",
-        enable_auto_tools=True,
-        model_name="tiny",
-        is_harmony=True,
-    )
+    kind = parser_class()
 
     def whole(ids: list[int], request: Any) -> Parsed:
-        reasoning, content, calls = kind(_Tokenizer()).parse("", request, True, ids)
+        reasoning, content, calls = kind(Tokenizer()).parse("", request, True, ids)
         return reasoning, content, [[one.name, one.arguments] for one in calls or ()]
 
     def streamed(ids: list[int], request: Any, size: int) -> Parsed:
-        parser, texts, calls = kind(_Tokenizer()), ["", ""], list[list[str]]()
+        parser, texts, calls = kind(Tokenizer()), ["", ""], list[list[str]]()
         for start in range(0, len(ids), size):
             last = start + size >= len(ids)
             delta = parser.parse_delta("", ids[start : start + size], request, finished=last)
@@ -97,7 +84,7 @@ def main(asked: Path, out: Path) -> None:
     encoding, answers = get_encoding(), []
     given = json.loads(asked.read_text(encoding="utf-8"))
     streams = [
-        items(kind(_Tokenizer()), encoding.encode(output, allowed_special="all"), reason)
+        items(kind(Tokenizer()), encoding.encode(output, allowed_special="all"), reason)
         for output, reason in given["responses"]
     ]
     for output, stop in given["cases"]:

@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from openai_harmony import Message, Role
@@ -22,7 +21,8 @@ from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
 from vllm.entrypoints.openai.responses import serving
 from vllm.entrypoints.openai.responses.harmony import harmony_to_response_output
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-from vllm.renderers.online_renderer import OnlineRenderer
+
+from tests.patches.probes.harmony import renderer
 
 USER = {"role": "user", "content": "Hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -52,23 +52,6 @@ READ_DONE = {"type": "function_call_output", "call_id": "2", "output": READ_TEXT
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
-def online() -> Any:
-    one: Any = OnlineRenderer.__new__(OnlineRenderer)
-    vars(one).update(
-        {"parser": None, "chat_template": None, "chat_template_content_format": "auto"},
-        default_chat_template_kwargs={},
-        reasoning_effort_map={},
-        use_harmony=True,
-        supports_browsing=False,
-        supports_code_interpreter=False,
-        trust_request_chat_template=False,
-        exclude_tools_when_tool_choice_none=True,
-        renderer=SimpleNamespace(tokenizer=None),
-        model_config=SimpleNamespace(max_model_len=4096),
-    )
-    return one
-
-
 def outcome(ask: Callable[[], Any]) -> str:
     """Return the prompt, or the error."""
     try:
@@ -85,13 +68,13 @@ def outcome(ask: Callable[[], Any]) -> str:
 def chat(*messages: dict[str, Any], **options: Any) -> str:
     body = {"messages": messages or [USER], **options}
     ask = ChatCompletionRequest.model_validate
-    return outcome(lambda: asyncio.run(online().render_chat(ask(body))))
+    return outcome(lambda: asyncio.run(renderer(4096).render_chat(ask(body))))
 
 
 def responses(*items: dict[str, Any], **options: Any) -> str:
     body = {"input": list(items) or "Hi", **options}
     ask = ResponsesRequest.model_validate
-    return outcome(lambda: asyncio.run(online().render_responses(ask(body))))
+    return outcome(lambda: asyncio.run(renderer(4096).render_responses(ask(body))))
 
 
 def messages(**body: Any) -> Any:
@@ -101,14 +84,14 @@ def messages(**body: Any) -> Any:
 def prefill() -> str:
     """Return the error; without one, this goes on to what is not there."""
     one: Any = AnthropicServingMessages.__new__(AnthropicServingMessages)
-    one.online_renderer, one.log_error_stack = online(), False
+    one.online_renderer, one.log_error_stack = renderer(4096), False
     request = messages(messages=[USER, {"role": "assistant", "content": "So"}])
     return outcome(lambda: asyncio.run(one.create_messages(request)))
 
 
 def server_tool() -> str:
     convert = AnthropicServingMessages.to_chat_completion_request
-    return outcome(lambda: asyncio.run(online().render_chat(convert(messages(tools=TOOLS)))))
+    return outcome(lambda: asyncio.run(renderer(4096).render_chat(convert(messages(tools=TOOLS)))))
 
 
 def cut_call() -> list[Any]:

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
@@ -18,8 +17,8 @@ from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-from vllm.parser.parser_manager import ParserManager
-from vllm.renderers.online_renderer import OnlineRenderer
+
+from tests.patches.probes.harmony import Tokenizer, parser_class, renderer
 
 CODE = Path(asyncio.base_events.__file__).read_text(encoding="utf-8") * 20
 WHY, SAID, COMMAND = "I read the file first.", "The file is edited, and all tests pass.", "sed 1q f"
@@ -75,31 +74,16 @@ def messages(count: int, size: int) -> dict[str, Any]:
     return {"model": "m", "max_tokens": 1, **body}
 
 
-def online() -> Any:
-    one: Any = OnlineRenderer.__new__(OnlineRenderer)
-    vars(one).update(
-        {"parser": None, "chat_template": None, "chat_template_content_format": "auto"},
-        default_chat_template_kwargs={},
-        reasoning_effort_map={},
-        use_harmony=True,
-        supports_browsing=False,
-        supports_code_interpreter=False,
-        trust_request_chat_template=False,
-        exclude_tools_when_tool_choice_none=True,
-        renderer=SimpleNamespace(tokenizer=None),
-        model_config=SimpleNamespace(max_model_len=1 << 20),
-    )
-    return one
-
-
 async def chat_prompt(request: Any) -> list[int]:
-    _, (given,) = await online().render_chat(request)
+    _, (given,) = await renderer(1 << 20).render_chat(request)
     found: list[int] = given["prompt_token_ids"]
     return found
 
 
 async def responses_prompt(request: Any) -> list[int]:
-    found: list[int] = (await online().render_responses(request)).engine_input["prompt_token_ids"]
+    found: list[int] = (await renderer(1 << 20).render_responses(request)).engine_input[
+        "prompt_token_ids"
+    ]
     return found
 
 
@@ -128,27 +112,16 @@ async def rendered() -> dict[str, Any]:
     return found
 
 
-class _Tokenizer:
-    def get_vocab(self) -> dict[str, int]:
-        return {}
-
-
 def parsed() -> dict[str, Any]:
-    make: Any = ParserManager.get_parser(
-        tool_parser_name="openai",
-        reasoning_parser_name="openai_gptoss",
-        enable_auto_tools=True,
-        model_name="m",
-        is_harmony=True,
-    )
+    make = parser_class()
     asked = [{"role": "user", "content": "Hi"}]
     request = ChatCompletionRequest(model="m", messages=asked, stop=["nowhere in it"])
 
     def whole(ids: list[int]) -> None:
-        assert make(_Tokenizer()).parse("", request, True, ids)[0]
+        assert make(Tokenizer()).parse("", request, True, ids)[0]
 
     def streamed(ids: list[int]) -> None:
-        parser = make(_Tokenizer())
+        parser = make(Tokenizer())
         for at, token in enumerate(ids, 1):
             parser.parse_delta("", [token], request, finished=at == len(ids))
 
