@@ -82,7 +82,7 @@ class Scripted(LogitsProcessor):  # type: ignore[misc]
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         self._folder = Path(os.environ[VARIABLE])
         self._rows: dict[int, tuple[list[int], list[int]]] = {}
-        """What to say and what was said, by row of the batch."""
+        """The tokens of the reply, and those made so far, by row of the batch."""
 
     def is_argmax_invariant(self) -> bool:
         return False
