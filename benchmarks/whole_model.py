@@ -157,7 +157,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
     def compute_logits(self: Any, states: Any) -> Any:
         logits = usual(self, states)
-        if seen is not None and logits is not None:
+        if seen is not None and len(states) > 1:  # those of a prompt, not that of the next token
             seen.append(logits.float().log_softmax(-1).cpu())
         return logits
 
@@ -222,7 +222,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
             rows = torch.cat(seen).numpy()
             np.save(options.out / f"{options.name}-{name}.npy", rows)
-            found[f"rows_{name}"] = [len(rows), len(seen)]
+            found[f"rows_{name}"] = [len(rows), len(seen)]  # positions, steps
             seen = None
     return found
 
