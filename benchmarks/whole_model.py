@@ -30,48 +30,22 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+from sparkforge.checkpoints import tiny
+
 SEED, PROMPT, TIMED, SCORED = 5, 512, 128, 256
 BATCHES = (1, 2, 4, 8, 16)
-DENSE = ("q_proj", "k_proj", "v_proj", "o_proj", "lm_head")
-_YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0}
 
 
-def config(layers: int, hidden: int, experts: int, vocab: int) -> dict[str, Any]:
-    """Return config.json of gpt-oss, of which a trial may have less."""
-    kinds = ["sliding_attention", "full_attention"] * (layers // 2)
-    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens"]
-    return {
-        "architectures": ["GptOssForCausalLM"],
-        "model_type": "gpt_oss",
-        "hidden_size": hidden,
-        "intermediate_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "vocab_size": vocab,
-        "num_local_experts": experts,
-        "num_experts_per_tok": 4,
-        "experts_per_token": 4,
-        "max_position_embeddings": 131072,
-        "initial_context_length": 4096,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 150000,
-        "rope_scaling": {**_YARN, "truncate": False, "original_max_position_embeddings": 4096},
-        "sliding_window": 128,
-        "layer_types": kinds,
-        "swiglu_limit": 7.0,
-        "hidden_act": "silu",
-        "attention_bias": True,
-        "tie_word_embeddings": False,
-        "eos_token_id": vocab - 2,
-        "pad_token_id": vocab - 1,
-        "torch_dtype": "bfloat16",
-        "quantization_config": {
-            "quant_method": "mxfp4",
-            "modules_to_not_convert": [*kept, "lm_head"],
-        },
-    }
+def config(shape: tiny.Shape, vocab: int) -> dict[str, Any]:
+    """Return config.json of gpt-oss-120b, or of less of it."""
+    found: dict[str, Any] = tiny.json_files(shape, "tiny.json")["config.json"]
+    found["rope_scaling"] |= {"beta_fast": 32.0, "factor": 32.0}
+    found["rope_scaling"]["original_max_position_embeddings"] = 4096
+    found |= {"initial_context_length": 4096, "max_position_embeddings": 131072}
+    found |= {"rope_theta": 150000.0, "sliding_window": 128, "vocab_size": vocab}
+    return found | {"eos_token_id": vocab - 2, "pad_token_id": vocab - 1}
 
 
 def tensors(model: Any, rounded: bool) -> Any:
@@ -145,7 +119,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     rounded = options.layers == "q8_0"
 
     @register_model_loader("made_up")
-    class MadeUp(BaseModelLoader):
+    class MadeUp(BaseModelLoader):  # type: ignore[misc]
         def download_model(self, model_config: Any) -> None:
             pass
 
@@ -189,10 +163,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     def run(tokens: int, batch: int = 1, length: int = PROMPT) -> float:
         nonlocal calls
         calls += 1
-        prompts = [
-            {"prompt_token_ids": [(7919 * i * (k + 1) + 104729 * calls) % (vocab - 8) for i in range(length)]}
-            for k in range(batch)
-        ]
+        steps = [7919 * (k + 1) for k in range(batch)]
+        ids = [[(step * i + 104729 * calls) % (vocab - 8) for i in range(length)] for step in steps]
+        prompts: Any = [{"prompt_token_ids": one} for one in ids]
         given = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
         begin = time.perf_counter()
         llm.generate(prompts, given, use_tqdm=False)
@@ -235,13 +208,12 @@ def distances(out: Path, first: str, name: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for mine, theirs in (("steps", "steps"), ("whole", "whole"), ("whole", "steps")):
-        pair = [np.load(out / f"{case}-{how}.npy", mmap_mode="r") for case, how in ((first, theirs), (name, mine))]
-        if len(pair[0]) != len(pair[1]):
-            found[f"{mine}-{theirs}"] = f"{len(pair[0])} and {len(pair[1])} positions"
-            continue
+        files = (out / f"{first}-{theirs}.npy", out / f"{name}-{mine}.npy")
+        pair = [np.load(file, mmap_mode="r") for file in files]
         kl, same, covered = [], [], []
         for at in range(0, len(pair[0]), 64):
-            p, q = (torch.from_numpy(np.array(one[at : at + 64])).to(device).double() for one in pair)
+            both = (torch.from_numpy(np.array(one[at : at + 64])) for one in pair)
+            p, q = (one.to(device).double() for one in both)
             kl += (p.exp() * (p - q)).sum(-1).tolist()
             same += (p.argmax(-1) == q.argmax(-1)).double().tolist()
             covered += p.exp().topk(min(256, p.shape[-1]), -1).values.sum(-1).tolist()
@@ -276,10 +248,13 @@ def main() -> None:
         found = measure(options)
         (options.out / f"{options.name}.json").write_text(json.dumps(found))
         return
+    layers, hidden, experts, vocab = options.size
+    shape = tiny.Shape(layers, hidden, hidden, experts, 4, heads=64, kv_heads=8, head_dim=64)
     folder = options.out / "model"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config(*options.size)))
-    waiting, running, names = list(options.case), {}, []
+    (folder / "config.json").write_text(json.dumps(config(shape, vocab)))
+    waiting, names = list(options.case), []
+    running: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
     while waiting or running:
         for gpu, (name, process) in list(running.items()):
             if process.poll() is not None:
