@@ -92,5 +92,8 @@ extern "C" __global__ void __launch_bounds__(layer::kThreads) add_norm(layer::No
 }
 
 extern "C" __global__ void __launch_bounds__(rotary::kThreads) rotate_and_cache(rotary::Operands o) {
-  rotary::rotate_and_cache(o);
+  rotary::rotate_and_cache<bf16>(o);
+}
+extern "C" __global__ void __launch_bounds__(rotary::kThreads) rotate_and_cache_fp8(rotary::Operands o) {
+  rotary::rotate_and_cache<unsigned char>(o);
 }

@@ -21,7 +21,7 @@ BY_ROWS = {
     for rows in (1, 2, 4, 8)
 } | {f"experts_rows_{product}_{rows}" for product in ("gate_up", "down") for rows in (1, 8)}
 OTHERS = {
-    *("add_norm", "experts_combine", "rotate_and_cache"),
+    *("add_norm", "experts_combine", "rotate_and_cache", "rotate_and_cache_fp8"),
     *("expand_int8", "expand_mxfp4", "expand_mxfp8"),
 }
 

@@ -255,7 +255,7 @@ class RouteOperands(ctypes.Structure):
 
 
 class RotaryOperands(ctypes.Structure):
-    """rotate_and_cache."""
+    """rotate_and_cache and rotate_and_cache_fp8."""
 
     _fields_ = [
         ("qkv", ctypes.c_void_p),
@@ -264,6 +264,8 @@ class RotaryOperands(ctypes.Structure):
         ("slots", ctypes.c_void_p),
         ("queries", ctypes.c_void_p),
         ("cache", ctypes.c_void_p),
+        ("k_scale", ctypes.c_void_p),
+        ("v_scale", ctypes.c_void_p),
         ("block_stride", ctypes.c_longlong),
         ("head_stride", ctypes.c_longlong),
         ("slot_stride", ctypes.c_longlong),

@@ -51,7 +51,7 @@ def passes(kind: str, shape: tuple[int, ...], strict: bool, compare: Callable[[]
 
     Args:
         kind: MXFP4, MXFP8, INT8, BF16, MXFP4 experts, row-major MXFP4 experts, norms and
-            routers, or rotary embedding and KV cache.
+            routers, or rotary embedding and (FP8) KV cache.
         shape: of the layer's weights.
         strict: whether a failure is an error (``decode_kernels`` is on).
         compare: returns the largest relative difference.
@@ -387,6 +387,8 @@ def compare_rotary(
     heads: int,
     kv_heads: int,
     update: Callable[..., None],
+    dtype: torch.dtype,
+    scales: tuple[torch.Tensor, torch.Tensor],
 ) -> float:
     """Return the largest difference between our queries, keys and values and those of
     vLLM's embedding and of the attention backend's own cache update.
@@ -397,6 +399,8 @@ def compare_rotary(
         heads: of the queries.
         kv_heads: of keys and values.
         update: takes keys, values, a cache and slots.
+        dtype: of the cache.
+        scales: see ``rotary.rotate_and_cache``.
 
     Raises:
         ValueError: the kernel wrote into a slot that is no row's.
@@ -410,6 +414,9 @@ def compare_rotary(
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=device, dtype=torch.bfloat16)
 
+    def read(places: torch.Tensor) -> torch.Tensor:
+        return places.view(torch.float8_e4m3fn) if dtype == torch.uint8 else places
+
     def differences(rows: int, cache: torch.Tensor) -> Iterable[float]:
         qkv = random(rows, sum(widths))
         positions = torch.randint(0, cos_sin.shape[0], (rows,), device=device)
@@ -419,7 +426,7 @@ def compare_rotary(
         if rows == 8:
             slots = slots[:-1]  # so does this one
         ours, theirs = cache.clone(), cache.clone()
-        queries = rotary.rotate_and_cache(qkv, positions, cos_sin, heads, ours, slots)
+        queries = rotary.rotate_and_cache(qkv, positions, cos_sin, heads, ours, slots, scales)
         q, k, v = qkv.split(widths, -1)
         q, k = rotate(positions, q.float(), k.float(), size, size, cos_sin, True)
         yield distance(queries.flatten(1), q)
@@ -431,11 +438,11 @@ def compare_rotary(
         free[slots[slots >= 0]] = False
         if not torch.equal(places[0][free], places[2][free]):
             raise ValueError("a slot that is no row's was written")
-        yield distance(places[0][~free], places[1][~free])
+        yield distance(read(places[0][~free]), read(places[1][~free]))
 
     caches = (
-        random(_BLOCKS, kv_heads, _BLOCK_SIZE, 2 * size),
-        random(_BLOCKS, _BLOCK_SIZE, kv_heads, 2 * size).transpose(1, 2),
+        random(_BLOCKS, kv_heads, _BLOCK_SIZE, 2 * size).to(dtype),
+        random(_BLOCKS, _BLOCK_SIZE, kv_heads, 2 * size).to(dtype).transpose(1, 2),
     )
     return _worst(
         difference for cache in caches for rows in ROWS for difference in differences(rows, cache)

@@ -74,6 +74,13 @@ def row_major_scale_at(n: int, k: int) -> torch.Tensor:
     return tile * 512 + column % 32 * 16 + column % 128 // 32 * 4 + group % 4
 
 
+def stored(values: torch.Tensor, form: torch.dtype, scale: Any) -> torch.Tensor:
+    """Return BF16 keys or values as a cache of a type has them; E4M3 saturates, torch does not."""
+    if form == torch.bfloat16:
+        return values
+    return (values.float() / scale).clamp(-448, 448).to(form)
+
+
 class Launches:
     """Stands in for ``launch``.
 
@@ -184,7 +191,8 @@ class Launches:
         memory(o.ids, o.rows * 4, torch.int32).view(o.rows, 4).copy_(self.choose(ids))
 
     def _rotate(self, words: list[str], grid: Any, threads: int, shared: int, o: Any) -> None:
-        assert words == ["and", "cache"]
+        fp8 = words == ["and", "cache", "fp8"]
+        assert fp8 or words == ["and", "cache"]
         rows, values, size = grid[0], o.heads + o.kv_heads, 64
         heads = values + o.kv_heads
         assert (grid[1], threads, shared) == (-(-4 * heads // 128), 128, 0)
@@ -201,7 +209,9 @@ class Launches:
         assert o.written <= rows
         if not o.written:
             return
-        assert o.cache % 16 == 0
+        form = torch.float8_e4m3fn if fp8 else torch.bfloat16
+        scales = [memory(at, 1, torch.float32) if fp8 else 1 for at in (o.k_scale, o.v_scale)]
+        assert o.cache % (8 * form.itemsize) == 0
         assert all(s % 8 == 0 for s in (o.block_stride, o.head_stride, o.slot_stride))
         for row, slot in enumerate(self.move(memory(o.slots, o.written, torch.int64)).tolist()):
             if slot < 0:
@@ -209,9 +219,9 @@ class Launches:
             block, place = divmod(slot, o.block_size)
             for head in range(o.kv_heads):
                 at = block * o.block_stride + head * o.head_stride + place * o.slot_stride
-                entry = memory(o.cache + 2 * at, 2 * size, torch.bfloat16)
-                entry[:size] = turned[row, o.heads + head]
-                entry[size:] = x[row, values + head]
+                entry = memory(o.cache + form.itemsize * at, 2 * size, form)
+                entry[:size] = stored(turned[row, o.heads + head], form, scales[0])
+                entry[size:] = stored(x[row, values + head], form, scales[1])
 
     def _added(self, rows: int, o: Any) -> torch.Tensor:
         assert o.x % 16 == o.residual % 16 == o.norm % 16 == 0

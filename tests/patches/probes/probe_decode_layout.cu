@@ -2,6 +2,7 @@
 // operands are: prints JSON, computed on the CPU by their own functions.
 #include <cstddef>
 #include <cstdio>
+#include <cstring>
 #include <vector>
 
 #include "dense.cuh"
@@ -54,6 +55,21 @@ void cache(const char* name, long long block, long long head, long long slot, co
   std::printf("%s", end);
 }
 
+// All BF16 numbers in E4M3, as a cache has them with a scale.
+void e4m3(const char* name, float scale, const char* end) {
+  std::vector<int> found;
+  for (unsigned i = 0; i < 65536; i += 8) {
+    unsigned short from[8];
+    for (unsigned j = 0; j < 8; j++) from[j] = i + j;
+    uint4 eight;
+    alignas(8) unsigned char to[8];
+    std::memcpy(&eight, from, 16);
+    rotary::put_e4m3(to, eight, scale);
+    found.insert(found.end(), to, to + 8);
+  }
+  list(name, found, end);
+}
+
 #define AT(kind, field) (int)offsetof(kind, field)
 
 int main() {
@@ -102,6 +118,9 @@ int main() {
   std::printf("\"caches\": {");
   cache("heads first", 2 * 16 * 128, 16 * 128, 128, ", ");
   cache("slots first", 2 * 16 * 128, 128, 2 * 128, "}, ");
+  std::printf("\"e4m3\": {");
+  e4m3("0.37", 0.37f, ", ");
+  e4m3("1", 1, "}, ");
   std::printf("\"structures\": {");
   list<int>("Dense", {(int)sizeof(D), AT(D, x), AT(D, weights), AT(D, scales), AT(D, bias), AT(D, residual),
                       AT(D, out), AT(D, n), AT(D, tiles), AT(D, rows)});
@@ -111,8 +130,8 @@ int main() {
   list<int>("Norm", {(int)sizeof(N), AT(N, x), AT(N, residual), AT(N, norm), AT(N, sum), AT(N, normed), AT(N, k),
                      AT(N, epsilon)});
   list<int>("Rotary", {(int)sizeof(T), AT(T, qkv), AT(T, cos_sin), AT(T, positions), AT(T, slots), AT(T, queries),
-                       AT(T, cache), AT(T, block_stride), AT(T, head_stride), AT(T, slot_stride), AT(T, heads),
-                       AT(T, kv_heads), AT(T, block_size), AT(T, written)});
+                       AT(T, cache), AT(T, k_scale), AT(T, v_scale), AT(T, block_stride), AT(T, head_stride),
+                       AT(T, slot_stride), AT(T, heads), AT(T, kv_heads), AT(T, block_size), AT(T, written)});
   list<int>("Route", {(int)sizeof(R), AT(R, x), AT(R, residual), AT(R, norm), AT(R, weights), AT(R, bias),
                       AT(R, padding), AT(R, sum), AT(R, normed), AT(R, ids), AT(R, shares), AT(R, k), AT(R, n),
                       AT(R, rows), AT(R, epsilon)});
