@@ -350,4 +350,4 @@ def test_int8_without_them_is_kept_in_bf16(computed: Any) -> None:
     assert answer["error"] < ROUNDED
     named, kept = answer["said"]
     assert named == "INFO: Using ExpandedInt8LinearKernel for INT8 GEMM"
-    assert kept.startswith("INFO: INT8 weights are kept in BF16, twice as large")
+    assert kept.startswith("INFO: INT8 weights are kept in BF16: ")

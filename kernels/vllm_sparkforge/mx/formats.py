@@ -39,7 +39,7 @@ def _mxfp4_to_bf16_bits(code: int, scale: int) -> int:
 
 
 @cache
-def _mxfp4_to_bf16_table() -> torch.Tensor:
+def _mxfp4_to_bf16_table(device: torch.device) -> torch.Tensor:
     """The two BF16 values of every packed byte under every scale, as one int32
     in memory order, at index ``scale << 8 | byte``.
 
@@ -48,6 +48,7 @@ def _mxfp4_to_bf16_table() -> torch.Tensor:
     bits = torch.tensor(
         [[_mxfp4_to_bf16_bits(c, s) for c in range(16)] for s in range(256)],
         dtype=torch.int32,
+        device=device,
     ).to(torch.int16)
     low = bits[:, None, :].expand(256, 16, 16)
     high = bits[:, :, None].expand(256, 16, 16)
@@ -59,7 +60,7 @@ def mxfp4_dequantize(
     scales: torch.Tensor,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Dequantize MXFP4 to BF16 on CPU, without rounding.
+    """Dequantize MXFP4 to BF16, without rounding.
 
     A NaN scale gives NaN. A product beyond BF16's range, which takes a scale of
     0xFD or 0xFE, gives an infinity.
@@ -73,12 +74,13 @@ def mxfp4_dequantize(
     assert blocks.dtype == scales.dtype == torch.uint8
     assert blocks.shape == (*scales.shape[:-1], scales.shape[-1] * 16)
     if out is None:
-        out = torch.empty(*blocks.shape[:-1], blocks.shape[-1] * 2, dtype=torch.bfloat16)
+        size = (*blocks.shape[:-1], blocks.shape[-1] * 2)
+        out = torch.empty(size, dtype=torch.bfloat16, device=blocks.device)
     assert out.dtype == torch.bfloat16 and out.is_contiguous()
     index = blocks.to(torch.int32).view(*scales.shape, 16)
     index += scales.to(torch.int32).unsqueeze(-1) << 8
     torch.index_select(
-        _mxfp4_to_bf16_table(),
+        _mxfp4_to_bf16_table(blocks.device),
         0,
         index.flatten(),
         out=out.view(torch.int32).view(-1),

@@ -58,8 +58,8 @@ def _operator() -> Any:
 def marlin() -> Iterator[list[str]]:
     """Put stand-ins in place of Marlin's dense kernels; yield the formats they get."""
     from vllm.model_executor.utils import replace_parameter
-    from vllm_sparkforge.decode.selfcheck import dequantize
     from vllm_sparkforge.mx import linear
+    from vllm_sparkforge.mx.table import FORMATS
 
     reached: list[str] = []
     multiply = _operator()
@@ -77,7 +77,7 @@ def marlin() -> Iterator[list[str]]:
             def process_weights_after_loading(self, layer: Any) -> None:
                 reached.append(form)
                 # in an order of its own, which no kernel of ours could read
-                weight = dequantize(layer.weight.data, layer.weight_scale.data)
+                weight = FORMATS[form].dequantise(layer.weight.data, layer.weight_scale.data)
                 replace_parameter(layer, "weight", weight.T.contiguous())
 
             def apply_weights(self, layer: Any, x: Any, bias: Any) -> Any:

@@ -19,7 +19,8 @@ from tests.patches.probes.decode_device import (
 def packing(places: dict[str, Any]) -> dict[str, Any]:
     """Whether the packing puts every code where dense.cuh's own functions put it."""
     import torch
-    from vllm_sparkforge.decode import dense
+    from vllm_sparkforge.mx import tiles
+    from vllm_sparkforge.mx.table import FORMATS
 
     same = {}
     for kind, table in places["packed"].items():
@@ -34,13 +35,13 @@ def packing(places: dict[str, Any]) -> dict[str, Any]:
             weight = codes[:, ::2] | codes[:, 1::2] << 4 if each == 2 else codes
             if each == 1:
                 weight = weight.view(torch.float8_e4m3fn)
-        dense._PACKED_ELEMS = 1  # a block at a time
-        words, scales = dense.pack(weight, scale)
+        tiles._PACKED_ELEMS = 1  # a block at a time
+        words, scales = FORMATS[kind].pack(weight, scale)
         same[f"{kind} weights"] = words.flatten().tolist() == table["words"]
         plain = scales.view(torch.int16) if kind == "int8" else scales
         same[f"{kind} scales"] = plain.flatten().tolist() == table["packed_scales"]
-        dense._PACKED_ELEMS = 8 << 20
-        again = dense.pack(weight, scale)
+        tiles._PACKED_ELEMS = 8 << 20
+        again = FORMATS[kind].pack(weight, scale)
         same[f"{kind} at once"] = bool((again[0] == words).all() and (again[1] == scales).all())
     return same
 
@@ -80,37 +81,38 @@ def dense_layers(launches: Any) -> dict[str, Any]:
     """Errors of the MX operator against the definition, and the kernels that it launched."""
     import torch
     from vllm_sparkforge.decode import dense, module
+    from vllm_sparkforge.mx.table import FORMATS
 
     result = {}
     for kind in ("mxfp4", "mxfp8", "int8"):
         for name, (n, k, counts) in SHAPES.items():
             weight, scale = random_weight(kind, n, k)
-            packed, values = dense.pack(weight, scale), values_of(weight, scale)
+            packed, values = FORMATS[kind].pack(weight, scale), values_of(weight, scale)
             bias = torch.randn(n).to(torch.bfloat16)
             for count in counts:
                 launches.names.clear()
                 # not contiguous, and not on a boundary of 16 bytes
                 x = torch.randn(count, k + 1).to(torch.bfloat16)[:, 1:]
-                out = dense.mx_linear(x, *packed, bias, n)
+                out = dense.mx_linear(x, kind, packed, bias, n)
                 wanted = x.to(torch.float64) @ values.T + bias.to(torch.float64)
                 result[f"{kind} {name} {count}"] = {
                     "error": error_of(out, wanted) if count else 0.0,
                     "shape": list(out.shape),
                     "launches": list(launches.names),
-                    "fake": fake_shape(dense.mx_linear, x, *packed, bias, n),
+                    "fake": fake_shape(dense.mx_linear, x, kind, packed, bias, n),
                 }
 
     def one(n: int, k: int, x: Any) -> dict[str, Any]:
         """Without a bias."""
         weight, scale = random_weight("mxfp4", n, k)
-        packed = dense.pack(weight, scale)
+        packed = FORMATS["mxfp4"].pack(weight, scale)
         launches.names.clear()
-        out = dense.mx_linear(x, *packed, None, n)
+        out = dense.mx_linear(x, "mxfp4", packed, None, n)
         return {
             "error": error_of(out, x.to(torch.float64) @ values_of(weight, scale).T),
             "shape": list(out.shape),
             "launches": list(launches.names),
-            "fake": fake_shape(dense.mx_linear, x, *packed, None, n),
+            "fake": fake_shape(dense.mx_linear, x, "mxfp4", packed, None, n),
         }
 
     def random(*shape: int) -> Any:

@@ -35,6 +35,7 @@ def self_check(launches: Any) -> dict[str, Any]:
     import torch
     from vllm_sparkforge.decode import selfcheck
     from vllm_sparkforge.mx.linear import DecodeKernel
+    from vllm_sparkforge.mx.table import FORMATS
 
     def dense(
         kind: str,
@@ -52,7 +53,8 @@ def self_check(launches: Any) -> dict[str, Any]:
             weight = torch.zeros_like(weight.view(torch.uint8)).view(weight.dtype)
         layer.weight = torch.nn.Parameter(weight, requires_grad=False)
         layer.weight_scale = torch.nn.Parameter(scale, requires_grad=False)
-        layer.params_dtype, layer.output_size_per_partition = dtype, n
+        layer.params_dtype = dtype
+        layer.output_size_per_partition, layer.input_size_per_partition = n, k
         found: dict[str, Any] = {}
 
         class Fallback:
@@ -63,7 +65,7 @@ def self_check(launches: Any) -> dict[str, Any]:
             def apply_weights(self, layer: Any, x: Any, bias: Any) -> Any:
                 return "by the fallback"
 
-        kernel = DecodeKernel(kind.upper(), Fallback())
+        kernel = DecodeKernel(FORMATS[kind], Fallback())
         with logged() as lines:
             try:
                 load(kernel, layer)
