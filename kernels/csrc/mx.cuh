@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 //
-// E2M1 or E4M3 weights with E8M0 scales, or INT8 weights with BF16 scales, against BF16 rows, on tensor cores.
+// Weights in E2M1, E4M3 or integers, with scales in E8M0, BF16 or E4M3, against BF16 rows, on tensor cores.
 //
-// A weight keeps its bits of exponent and mantissa where BF16 has its lowest exponent bits (INT8: mantissa),
-// so it stands for its value times 2^-126 (E2M1), 2^-120 (E4M3) or 2^-133 (INT8), exactly, and costs a shift
+// A weight keeps its bits of exponent and mantissa where BF16 has its lowest exponent bits (integers: mantissa),
+// so it stands for its value times 2^-126 (E2M1), 2^-120 (E4M3) or 2^-133 (integers), exactly, and costs a shift
 // and a mask. Rows go up by 2^48 and scales by 2^64; `kBack` takes the rest off the sum. So rows must be below
 // 2^79 and scales at most 2^63 (E8M0 190), which the Python side checks at load. E4M3's NaN counts as 480.
 #pragma once

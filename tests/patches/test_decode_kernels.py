@@ -8,13 +8,16 @@ compared with it.
 import shutil
 from typing import Any
 
-import numpy as np
 import pytest
 
 COVERED = ("9.0", "12.1")
-DECODE = "DecodeMxFp4LinearKernel DecodeMxfp8LinearKernel DecodeInt8LinearKernel"
-MARLIN = "MarlinMxFp4LinearKernel MarlinMxfp8LinearKernel ExpandedInt8LinearKernel"
-CHOSEN = {DECODE: [True] * 3, MARLIN: [False] * 3}
+KINDS = ("mxfp4", "mxfp8", "int8", "int6", "nvfp4")
+NAMES = ("MxFp4", "Mxfp8", "Int8", "Int6", "NvFp4")
+DECODE = " ".join(f"Decode{name}LinearKernel" for name in NAMES)
+MARLIN = " ".join(
+    f"{'Expanded' if 'Int' in name else 'Marlin'}{name}LinearKernel" for name in NAMES
+)
+CHOSEN = {DECODE: [True] * len(KINDS), MARLIN: [False] * len(KINDS)}
 """Whether weights are packed for our kernels, by what the log names."""
 ROUNDED = 0.004
 """Largest relative error of a result that was rounded to BF16 twice."""
@@ -27,20 +30,8 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA co
 
 @needs_nvcc
 def test_weights_are_packed_where_the_kernels_read_them(computed: Any) -> None:
-    assert len(computed["packing"]) == 9
+    assert len(computed["packing"]) == 4 * len(KINDS)
     assert all(computed["packing"].values()), computed["packing"]
-
-
-@needs_nvcc
-def test_int8_is_exact_in_bf16(decode_layout: Any) -> None:
-    """Of bytes that follow one another, with the magnitudes of k 0, 2, 1, 3 and the signs of 2, 0,
-    3, 1: first k 0 and 1, then 2 and 3."""
-    pairs = np.array(decode_layout["int8_pairs"], np.uint32)
-    low, high = pairs << np.uint32(16), pairs & np.uint32(0xFFFF0000)
-    found = np.stack([low, high], -1).view(np.float32).astype(np.float64).reshape(256, 4)
-    sign = np.where(np.add.outer(np.arange(256), [1, 3, 0, 2]) % 256 > 127, -1, 1)
-    magnitude = np.add.outer(np.arange(256), [0, 2, 1, 3]) % 128
-    np.testing.assert_array_equal(found, sign * magnitude * 2.0**-133)
 
 
 @needs_nvcc
@@ -111,7 +102,7 @@ def test_the_compile_cache_tells_them_apart(decode_answers: Any) -> None:
     assert keys["9.0", "shipped", "auto"] != keys["12.1", "shipped", "auto"]
 
 
-@pytest.mark.parametrize("form", ["mxfp4", "mxfp8"])
+@pytest.mark.parametrize("form", ["mxfp4", "mxfp8", "nvfp4"])
 def test_the_compile_cache_knows_which_layers_marlin_computes(computed: Any, form: str) -> None:
     starts = {name: computed["cache"][f"{form} {name}"] for name in ("passes", "fails")}
     assert starts["passes"]["key"] != starts["fails"]["key"]
@@ -159,7 +150,7 @@ def _narrow(kind: str, warps: int, *most: int) -> list[str]:
     return [f"dense_{kind}_narrow_{warps}_{rows}" for rows in most]
 
 
-@pytest.mark.parametrize("kind", ["mxfp4", "mxfp8", "int8"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_dense_layers_launch_by_their_rows_and_shape(computed: Any, kind: str) -> None:
     wanted = {
         "narrow 0": [],
@@ -189,7 +180,7 @@ def test_dense_layers_launch_by_their_rows_and_shape(computed: Any, kind: str) -
 
 
 def test_dense_results_and_fakes_are_right(computed: Any) -> None:
-    assert len(computed["dense"]) == 48
+    assert len(computed["dense"]) == 15 * len(KINDS) + 3
     for name, answer in computed["dense"].items():
         assert answer["error"] < ROUNDED, name
         assert answer["fake"] == answer["shape"], name
@@ -273,7 +264,7 @@ def test_right_kernels_pass_and_say_so(computed: Any, name: str) -> None:
     cases = [
         *(
             f"{kind}, {option}"
-            for kind in ("mxfp4", "mxfp8", "int8", "zero weights", "zero INT8")
+            for kind in (*KINDS, *(f"zero {kind}" for kind in KINDS))
             for option in ("auto", "on")
         ),
         "another shape",
@@ -298,7 +289,7 @@ def test_right_kernels_pass_and_say_so(computed: Any, name: str) -> None:
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_kernels_are_switched_off(computed: Any, name: str) -> None:
     checks = computed["self_check"]
-    for case in ("mxfp4, auto", "mxfp8, auto", "int8, auto", "zero weights, auto"):
+    for case in (*(f"{kind}, auto" for kind in KINDS), "zero mxfp4, auto"):
         answer = checks[f"{name}, {case}"]
         assert not answer["packed"], case
         assert answer["fallback"], case  # which got the weights as they were
@@ -320,7 +311,7 @@ def test_wrong_kernels_are_switched_off(computed: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_kernels_are_an_error_where_they_were_asked_for(computed: Any, name: str) -> None:
-    for kind in ("mxfp4", "mxfp8", "int8", "zero weights"):
+    for kind in (*KINDS, "zero mxfp4"):
         raised = computed["self_check"][f"{name}, {kind}, on"]["raised"]
         assert raised.startswith("decode_kernels is on: those for ")
         assert WRONG[name] in raised
@@ -333,6 +324,7 @@ def test_wrong_kernels_are_an_error_where_they_were_asked_for(computed: Any, nam
         ("float16", "MXFP4 48 x 128: activations are torch.float16, not bfloat16"),
         ("a scale of 191", "MXFP4 48 x 128: an E8M0 scale is 191, above 190"),
         ("a scale of 2**64", "INT8 48 x 128: a scale is 1.84e+19, not from 2**-126 to 2**63"),
+        ("a factor of 2**55", "NVFP4 48 x 128: the factor is 3.6e+16, above 2**54"),
     ],
 )
 def test_dense_layers_that_they_cannot_take_are_named(
@@ -344,10 +336,12 @@ def test_dense_layers_that_they_cannot_take_are_named(
     assert answer["said"] == [f"INFO: Decode kernels are not used for {reason}."]
 
 
-def test_int8_without_them_is_kept_in_bf16(computed: Any) -> None:
-    answer = computed["self_check"]["kept in BF16"]
+@pytest.mark.parametrize("form", ["int8", "int6"])
+def test_integers_without_them_are_kept_in_bf16(computed: Any, form: str) -> None:
+    answer = computed["self_check"]["kept in BF16"][form]
     assert answer["parameters"] == ["weight", "bias"]
     assert answer["error"] < ROUNDED
     named, kept = answer["said"]
-    assert named == "INFO: Using ExpandedInt8LinearKernel for INT8 GEMM"
-    assert kept.startswith("INFO: INT8 weights are kept in BF16: ")
+    label = form.upper()
+    assert named == f"INFO: Using Expanded{form.title()}LinearKernel for {label} GEMM"
+    assert kept.startswith(f"INFO: {label} weights are kept in BF16: ")

@@ -57,14 +57,15 @@ def _launch(
     """Fill out [M, N] with products of x [M, K] and a packed weight, a launch for 16 rows."""
     rows, k = x.shape
     n = out.shape[1]
-    weight, *scale = tensors
+    pointers = dict(
+        zip(("weights", "scales", "factor"), map(module.pointer, tensors), strict=False)
+    )
     for first in range(0, rows, LAUNCH_ROWS):
         some = min(LAUNCH_ROWS, rows - first)
         most = 8 if some <= 8 else LAUNCH_ROWS
         operands = module.DenseOperands(
             x=module.pointer(x, first * k),
-            weights=module.pointer(weight),
-            scales=module.pointer(*scale) if scale else None,
+            **pointers,
             bias=module.pointer(bias),
             residual=None,
             out=module.pointer(out, first * n),
@@ -116,7 +117,7 @@ def _decode_mx_linear(
         return out
     k = flat.shape[1]
     scratch = x.new_empty(min(n, EXPANDED_N), k)
-    weight, scale = tensors
+    weight, scale, *factor = tensors
     for first in range(0, n, EXPANDED_N):
         last = min(first + EXPANDED_N, n)
         operands = module.ExpandOperands(
@@ -125,6 +126,7 @@ def _decode_mx_linear(
             out=module.pointer(scratch),
             n=last - first,
             tiles=k // TILE_K,
+            factor=module.pointer(*factor) if factor else None,
         )
         grid = (-(-(last - first) // TILE_N), 1)
         module.launch(f"expand_{form}", grid, 256, 0, operands, x.device)

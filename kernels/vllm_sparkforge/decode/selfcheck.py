@@ -17,7 +17,7 @@ from vllm.logger import init_logger
 
 from vllm_sparkforge.decode import dense, experts, verdicts
 from vllm_sparkforge.mx.formats import mxfp4_dequantize
-from vllm_sparkforge.mx.table import Format
+from vllm_sparkforge.mx.table import Format, rows
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -156,12 +156,9 @@ def compare_mx(
     theirs = x.new_empty(many, n)
     step = max(1, (16 << 20) // k)
     for first in range(0, n, step):
-        rows = slice(first, first + step)
-        theirs[:, rows] = F.linear(
-            x,
-            form.dequantise(*(one[rows] for one in tensors)),
-            None if bias is None else bias[rows],
-        )
+        some = slice(first, first + step)
+        expanded = form.dequantise(*rows(tensors, some))
+        theirs[:, some] = F.linear(x, expanded, None if bias is None else bias[some])
 
     def product(count: int) -> torch.Tensor:
         return dense.mx_linear(x[:count], form.name, packed, bias, n)

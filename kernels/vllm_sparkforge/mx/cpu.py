@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from vllm_sparkforge import ops
-from vllm_sparkforge.mx.table import FORMATS
+from vllm_sparkforge.mx.table import FORMATS, rows
 
 # Elements of a weight that are expanded at once: 32 MiB in BF16.
 _SLICE_ELEMS = 16 * 1024 * 1024
@@ -32,9 +32,9 @@ def _mx_linear_cpu(
     out = x.new_empty(*x.shape[:-1], n)
     step = max(1, _SLICE_ELEMS // x.shape[-1])
     for start in range(0, n, step):
-        rows = slice(start, start + step)
-        expanded = FORMATS[form].dequantise(*(one[rows] for one in tensors)).to(x.dtype)
-        out[..., rows] = F.linear(x, expanded, None if bias is None else bias[rows])
+        some = slice(start, start + step)
+        expanded = FORMATS[form].dequantise(*rows(tensors, some)).to(x.dtype)
+        out[..., some] = F.linear(x, expanded, None if bias is None else bias[some])
     return out
 
 

@@ -18,6 +18,8 @@ from vllm.model_executor.kernels.linear.mxfp4.base import MxFp4LinearLayerConfig
 from vllm.model_executor.kernels.linear.mxfp4.marlin import MarlinMxFp4LinearKernel
 from vllm.model_executor.kernels.linear.mxfp8.marlin import MarlinMxfp8LinearKernel
 from vllm.model_executor.kernels.linear.mxfp8.Mxfp8LinearKernel import Mxfp8LinearLayerConfig
+from vllm.model_executor.kernels.linear.nvfp4.base import NvFp4LinearLayerConfig
+from vllm.model_executor.kernels.linear.nvfp4.marlin import MarlinNvFp4LinearKernel
 from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
@@ -224,6 +226,8 @@ class MxLinearMethod(LinearMethodBase):
             marlin, config = MarlinMxFp4LinearKernel, MxFp4LinearLayerConfig(None)
         elif self.form.name == "mxfp8":
             marlin, config = MarlinMxfp8LinearKernel, Mxfp8LinearLayerConfig(shape)
+        elif self.form.name == "nvfp4":
+            marlin, config = MarlinNvFp4LinearKernel, NvFp4LinearLayerConfig()
         else:
             return None
         supported, reason = marlin.is_supported()

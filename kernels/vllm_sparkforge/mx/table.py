@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +28,12 @@ def _wrong_bf16(_: torch.Tensor, scale: torch.Tensor) -> str | None:
     return None
 
 
+def _wrong_factor(_: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor) -> str | None:
+    if float(factor) > 2.0**54:  # of scales up to 448
+        return f"the factor is {float(factor):.3g}, above 2**54"
+    return None
+
+
 @dataclass(frozen=True)
 class Format:
     """What a weight [N, K] becomes: a tensor for each of ``names``."""
@@ -41,7 +47,7 @@ class Format:
     quantise: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
     """of a finite weight"""
     dequantise: Callable[..., torch.Tensor]
-    """of all rows or some, to bfloat16"""
+    """of all rows or some, see ``rows``, to bfloat16"""
     pack: Callable[..., tuple[torch.Tensor, ...]]
     """to as many tensors, which the decode kernels read; K is a multiple of 64"""
     wrong: Callable[..., str | None]
@@ -52,6 +58,11 @@ class Format:
     def label(self) -> str:
         """The name in texts."""
         return self.name.upper()
+
+
+def rows(tensors: Sequence[torch.Tensor], some: slice) -> list[torch.Tensor]:
+    """Return these rows of a weight's tensors; a number is of all rows."""
+    return [one[some] if one.dim() else one for one in tensors]
 
 
 FORMATS = {
@@ -83,6 +94,25 @@ FORMATS = {
             dequantise=formats.int8_dequantize,
             pack=partial(tiles.pack, tiles.int8, 8, formats.INT8_BLOCK),
             wrong=_wrong_bf16,
+        ),
+        Format(
+            name="int6",
+            kernel="Int6",
+            block=formats.BLOCK,
+            quantise=formats.int6_quantize,
+            dequantise=formats.int8_dequantize,
+            pack=partial(tiles.pack, tiles.int6, 6, formats.BLOCK),
+            wrong=_wrong_bf16,
+        ),
+        Format(
+            name="nvfp4",
+            kernel="NvFp4",
+            block=formats.NVFP4_BLOCK,
+            quantise=formats.nvfp4_quantize,
+            dequantise=formats.nvfp4_dequantize,
+            pack=partial(tiles.pack, tiles.nvfp4, 4, formats.NVFP4_BLOCK),
+            wrong=_wrong_factor,
+            names=("weight", "weight_scale", "weight_global_scale"),
         ),
     )
 }

@@ -20,8 +20,13 @@ Words = Callable[[torch.Tensor, int], torch.Tensor]
 
 
 def pack(
-    words_of: Words, bits: int, block: int, weight: torch.Tensor, scale: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+    words_of: Words,
+    bits: int,
+    block: int,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    *others: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
     """Put a weight [N, K], K a multiple of 64, into tiles.
 
     Args:
@@ -29,6 +34,7 @@ def pack(
         block: elements along K under one scale.
         weight: elements as their quantiser gives them.
         scale: [N, K // block].
+        others: as they are.
 
     Returns:
         Elements, int32 [B, K // 64, 32 * bits], and scales [B, K // 64, 8, 2, 64 // block], a byte
@@ -50,7 +56,7 @@ def pack(
         # row 8r + g, group 64 / block * t + h: block t g r h
         groups = F.pad(scale[rows], padding).view(-1, 2, 8, tiles, each)
         scales[some] = groups.permute(0, 3, 2, 1, 4)
-    return words, scales
+    return words, scales, *others
 
 
 def mxfp4(weight: torch.Tensor, tiles: int) -> torch.Tensor:
@@ -69,6 +75,12 @@ def mxfp4(weight: torch.Tensor, tiles: int) -> torch.Tensor:
     return half.view(torch.int32)
 
 
+def nvfp4(weight: torch.Tensor, tiles: int) -> torch.Tensor:
+    """As MXFP4, in another order: of 32 columns, a lane's 8 are 4 of the first 16 and 4 others."""
+    some = weight.view(-1, 2, 4, 2).transpose(1, 2)
+    return mxfp4(some.reshape(weight.shape), tiles)
+
+
 def mxfp8(weight: torch.Tensor, tiles: int) -> torch.Tensor:
     """An element a byte."""
     # row 8r + g, column 64t + 32h + 8q + 4c + i
@@ -80,6 +92,26 @@ def int8(weight: torch.Tensor, tiles: int) -> torch.Tensor:
     some = weight.view(torch.int8).view(-1, 2, 8, tiles, 2, 4, 2, 4)
     signs = some[..., [2, 0, 3, 1]] & -128
     return _bytes((some[..., [0, 2, 1, 3]].abs() | signs).view(torch.uint8))
+
+
+def int6(weight: torch.Tensor, tiles: int) -> torch.Tensor:
+    """An integer a byte; 4 words of a lane, then 2 (``Int6`` of dense.cuh)."""
+    code = weight.view(torch.int8).to(torch.int64)
+    half = code.abs() | (code < 0).to(torch.int64) << 15
+    # row 8r + g, column 64t + 32h + 8q + 2j and the next: block t g q h, then r j
+    both = half.view(-1, 2, 8, tiles, 2, 4, 4, 2)
+    pair = (both[..., 0] | both[..., 1] << 16).permute(0, 3, 2, 5, 4, 1, 6).flatten(-2)
+    words = pair[..., 0:6:2] | _turned(pair[..., 1:6:2], 26)
+    words[..., :2] |= _turned(pair[..., 6:] & 0x80078007, 22)
+    words[..., 2] |= (pair[..., 6] & 0x00180018) << 2 | (pair[..., 7] & 0x00180018) << 4
+    parts = (words[..., :2].flatten(2), words[..., 2].flatten(2))
+    low = torch.cat(parts, -1).view(torch.int32)[..., ::2]  # the others are zero
+    return low.contiguous()
+
+
+def _turned(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Rotate 32 bits to the left, in int64."""
+    return (words << bits | words >> (32 - bits)) & 0xFFFFFFFF
 
 
 def _bytes(code: torch.Tensor) -> torch.Tensor:

@@ -33,6 +33,7 @@ from tests.patches.probes import (
     decode_selfcheck,
 )
 from tests.patches.probes.decode_device import (
+    BLOCKS,
     Named,
     configured,
     emulate,
@@ -74,12 +75,12 @@ def _selection(capability: str, folder: Path, out: Path) -> None:
         forget()
         packed = []
         with configured(option) as config, logged() as lines:
-            for form in ("mxfp4", "mxfp8", "int8"):
+            for form in BLOCKS:
                 config.additional_config["sparkforge"]["mxfp4_layers"] = f"qkv={form}"
                 with decode_cache.marlin() as reached:
                     layer = mx_layer(form)
                 packed.append(layer.weight.dtype == torch.int32)
-                assert reached == ([] if packed[-1] or form == "int8" else [form])
+                assert reached == ([] if packed[-1] or form.startswith("int") else [form])
         names = [line.split()[2] for line in lines if line.startswith("INFO: Using ")]
         off = [line.split("Decode kernels ")[1] for line in lines if "kernels are off" in line]
         with configured(option) as config:

@@ -134,7 +134,7 @@ def quantizers(request: dict[str, Any], out: Path) -> Any:
             dtype = torch.bfloat16 if name == "bfloat16" else torch.float32
             weight = torch.from_numpy(np.load(path)).to(dtype)
             for form in FORMATS.values():
-                values, scales = form.quantise(weight)
+                values, scales, *_ = form.quantise(weight)
                 plain = values.view(torch.uint8).numpy()
                 np.save(out / f"{name}-{form.name}{suffix}.npy", plain)
                 scales = scales.float().numpy()
@@ -323,7 +323,10 @@ def options(request: dict[str, Any], out: Path) -> Any:
         "command line": from_command_line(request["command line"]),
         "no option": from_command_line([]),
         "graphs": [
-            compiled_as(layers) for layers in ("", "qkv", "qkv=mxfp8", "qkv=int8", "lm_head", "qkv")
+            compiled_as(layers)
+            for layers in (
+                *("", "qkv", "qkv=mxfp8", "qkv=int8", "qkv=int6", "qkv=nvfp4", "lm_head", "qkv"),
+            )
         ],
         "linear": taken("qkv", quantization_config={"linear": "mxfp4"}),
         "other targets": taken("qkv", quantization_config={"targets": {"lm_head": "mxfp8"}}),
@@ -335,10 +338,11 @@ def shards(request: dict[str, Any], out: Path) -> Any:
     """Heads of made-up ranks, loaded the way a model loads them."""
     import numpy as np
     import torch
+    from vllm_sparkforge.mx.table import FORMATS
 
     results: dict[str, Any] = {}
     weight = torch.from_numpy(np.load(request["head"])).to(torch.bfloat16)
-    for fmt in ("mxfp4", "mxfp8", "int8"):
+    for fmt in FORMATS:
         for ranks in request["ranks"]:
             layers = []
             with engine_config(request["checkpoint"], f"lm_head={fmt}") as config:
