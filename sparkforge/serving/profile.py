@@ -39,7 +39,7 @@ Truth = Annotated[
 ]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 Backend = Annotated[str, Field(pattern=r"^[A-Z0-9_]+$")]
-_LAYER = "((qkv|o|lm_head)(=mxfp[48]|=int8)?|moe(=mxfp4)?)"
+_LAYER = "((qkv|o|lm_head)(=(mxfp[48]|nvfp4|int[68]))?|moe(=mxfp4)?)"
 
 
 def _once(text: str) -> str:
@@ -188,7 +188,7 @@ SENTENCES: Mapping[str, re.Pattern[str]] = {
     ),
     # quantised dense layers: the kernel's class, e.g. MarlinMxFp4LinearKernel
     "linear": re.compile(
-        r"\] Using (\w+?)(?:M[xX][fF][pP][48]|Int8)\w*Kernel for (?:MXFP[48]|INT8) GEMM"
+        r"\] Using (\w+?)(?:M[xX][fF][pP][48]|NvFp4|Int[68])\w*Kernel for (?:MXFP|NVFP|INT)\d GEMM"
     ),
     # Few rows of the experts, with Marlin as MoE backend. "switched off": chosen, and then found
     # wrong by their self-check; the plugin warns, and serves with Marlin
