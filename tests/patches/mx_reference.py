@@ -162,7 +162,7 @@ def quantize_layers(model: gptoss.Model, formats: dict[str, str]) -> gptoss.Mode
         if (kind := layer_kind(name)) in formats:
             weights.setdefault((kind, name.partition(".self_attn.")[0]), []).append(name)
     assert {kind for kind, _ in weights} == set(formats)
-    tensors = {}
+    tensors: dict[str, npt.NDArray[np.float32]] = {}
     for (kind, _), names in weights.items():
         parts = [model.tensors[name] for name in names]
         values = QUANTIZERS[formats[kind]](np.concatenate(parts)).values.astype(np.float32)
