@@ -8,7 +8,7 @@
 
 namespace dense {
 
-// Quantised weights lie in tiles of 16 n x 64 k, the tiles of 16 n in a run. Of a tile's words a lane has 4 of each
+// Weights lie in tiles of 16 n x 64 k, the tiles of 16 n in a run. Of a tile's words a lane has 4 of each
 // 128, and 2 of a rest of 64: weights g and g + 8 at 16 k of one half of the tile and 16 of the other.
 
 // Which of a half's 32 k a lane has, in the order of `mma`'s operands: k = 8q ... 8q + 7,
@@ -225,6 +225,48 @@ struct Int6 : Bf16Scale<2>, Eights {
   }
 };
 
+// BF16 in 12 bits, bit for bit. Words 4h + 2r + c have signs and mantissas, in INT8's order but for the signs. Word
+// 8 + 2h + r has exponents of four bits, those of weight g + 8r at a lane's k of half h. An exponent is counted from
+// that of the tile, e, so that `mma` gets a BF16 with the exponents 0 ... 15. The tile's scale, a byte, is e + 15: sums
+// are multiplied by 2^(e - 112). What a tile cannot hold is zero there, and in a list. 1,537 bytes a tile.
+struct Lossless : Scaled<1>, Eights {
+  static constexpr int kWords = 12;
+  static constexpr int kScaleWords = 1;
+  static constexpr float kBack = 18446744073709551616.f;  // 112 - 48 = 64
+  static constexpr unsigned kOfFirst = 0x807f807fu;       // sign and mantissa of the first pair of a word
+
+  // Put sign, exponent and mantissa (1, 4, 7 bits) of weight (n, k) into the words of all tiles, which are zero
+  // at first.
+  __host__ __device__ static void put(unsigned* words, unsigned code, int n, int k, int tiles) {
+    const int lane = n % 8 * 4 + k % 32 / 8, r = n % 16 / 8, h = k % 64 / 32, c = k % 8 / 4, i = k % 4;
+    unsigned* tile = words + ((size_t)(n / 16) * tiles + k / 64) * 32 * kWords;
+    const int at = i / 2 * 8 + i % 2 * 16;  // of the mantissa
+    tile[(32 * h + lane) * 4 + 2 * r + c] |= (code & 127) << at | (code >> 11) << (at + 15) % 32;
+    tile[(64 + lane) * 4 + 2 * h + r] |= Int6::turned((code >> 7) & 15, (7 + at - 4 * c) % 32);
+  }
+
+  // The pairs of k 4c ... + 1 and + 2 ... + 3 of a word and the exponents that begin at its bits 7, 23, 15 and 31
+  // (then comes bit 0).
+  __host__ __device__ static void pairs(unsigned w, unsigned exponents, unsigned& first, unsigned& second) {
+    exponents &= 0x87878787u;
+    first = (w & kOfFirst) | (exponents & ~kOfFirst);
+    second = Int6::turned((w & ~kOfFirst) | (exponents & kOfFirst), 24);
+  }
+  __host__ __device__ static void eight(unsigned a, unsigned b, unsigned exponents, unsigned (&v)[4]) {
+    pairs(a, exponents, v[0], v[1]);
+    pairs(b, Int6::turned(exponents, 4), v[2], v[3]);
+  }
+  __host__ __device__ static void half(const unsigned (&v)[12], int h, unsigned (&low)[4], unsigned (&high)[4]) {
+    eight(v[4 * h], v[4 * h + 1], v[8 + 2 * h], low);
+    eight(v[4 * h + 2], v[4 * h + 3], v[9 + 2 * h], high);
+  }
+  __device__ static float raised(const unsigned (&scales)[1], int, int) { return __uint_as_float(scales[0] << 23); }
+};
+
+// Whether there is such a list.
+template <class FORMAT> constexpr bool kListed = false;
+template <> constexpr bool kListed<Lossless> = true;
+
 // BF16, without scales, in rows as everything else has them: weights g and g + 8 are two rows.
 struct Bf16 : Eights {
   static constexpr int kWords = 16;
@@ -241,12 +283,44 @@ struct Bf16 : Eights {
 struct Operands {
   const bf16* x;           // [rows][64 * tiles]
   const uint4* weights;    // tiles, n rounded up to 16; BF16: [n][64 * tiles]
-  const unsigned* scales;  // 8 or 16 words a tile; BF16: null
+  const unsigned* scales;  // 8 or 16 words a tile; lossless: a byte; BF16: null
   const bf16* bias;        // [n], or null
   const bf16* residual;    // [rows][n], or null
   bf16* out;               // [rows][n]
   int n, tiles, rows;
   const float* factor;  // NVFP4: of the whole weight
+  const int* listed;    // lossless: see `Listed`
+};
+
+// The weights of one n that no tile holds. Place n of the list, n + 1 of them, says how far from it they begin;
+// those of n + 1 follow. Each is its k (16 bits) and the BF16.
+template <int FEW> struct Listed {
+  const int* list;
+  int next, end;
+  unsigned few[FEW];
+
+  __device__ __forceinline__ Listed(const int* list, int n, bool there) : list(list), next(0), end(0) {
+    if (there) next = n + list[n], end = n + 1 + list[n + 1];
+  }
+  __device__ __forceinline__ void load() {
+#pragma unroll
+    for (int j = 0; j < FEW; j++) few[j] = next + j < end ? list[next + j] : 0;
+  }
+  // Add products with some rows, of which x(row, k) is an element. The few have been loaded.
+  template <int ROWS, class X> __device__ __forceinline__ void add(float (&sums)[ROWS], const X& x) {
+    for (; next < end; next += FEW, load()) {
+      float values[FEW][ROWS];
+#pragma unroll
+      for (int j = 0; j < FEW; j++)
+#pragma unroll
+        for (int row = 0; row < ROWS; row++) values[j][row] = x(row, few[j] >> 16);
+#pragma unroll
+      for (int j = 0; j < FEW; j++)
+#pragma unroll
+        for (int row = 0; row < ROWS; row++)
+          if (next + j < end) sums[row] = fmaf(__uint_as_float(few[j] << 16), values[j][row], sums[row]);
+    }
+  }
 };
 
 template <class FORMAT> struct Tile {  // of one lane
@@ -329,6 +403,25 @@ template <class FORMAT> struct Lane {
   }
 };
 
+// A number in place of two addresses: the third quarter of the words needs their registers.
+template <> struct Lane<Lossless> {
+  const uint4* weights;
+  const unsigned char* scales;
+  int first, lane;
+
+  __device__ __forceinline__ Lane(const Operands& o, int block, int lane)
+      : weights(o.weights), scales((const unsigned char*)o.scales), first(block * o.tiles), lane(lane) {}
+
+  __device__ __forceinline__ void load(Tile<Lossless>& v, int tile) const {
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+      const uint4 w = __ldcs(weights + ((size_t)(first + tile) * 3 + i) * 32 + lane);
+      v.weights[4 * i] = w.x, v.weights[4 * i + 1] = w.y, v.weights[4 * i + 2] = w.z, v.weights[4 * i + 3] = w.w;
+    }
+    v.scales[0] = __ldg(scales + first + tile);
+  }
+};
+
 __device__ __forceinline__ float bias_of(const Operands& o, int n) {
   return o.bias && n < o.n ? __bfloat162float(o.bias[n]) : 0;
 }
@@ -359,6 +452,8 @@ __device__ __forceinline__ void narrow(const Operands& o) {
     if (warp + u * WARPS < o.tiles) from.load(v[u], warp + u * WARPS);
   const int n = blockIdx.x * 16 + threadIdx.x % 16;
   const float bias = bias_of(o, n), factor = factor_of<FORMAT>(o.factor);  // early, like the weights
+  Listed<2> listed(o.listed, n, kListed<FORMAT> && n < o.n && threadIdx.x < o.rows * 16);
+  listed.load();
   take_turn();
   // A lane without a row gives a column of the product that is left out. It reads nothing; where there
   // are two groups of rows it reads the last row, since loads without a condition are faster.
@@ -392,7 +487,11 @@ __device__ __forceinline__ void narrow(const Operands& o) {
     float sum = 0;
 #pragma unroll
     for (int k = 0; k < WARPS; k++) sum += sums[k][i];
-    finish<FORMAT>(o, i / 16, n, sum, factor, bias);
+    static_assert(WARPS * 32 >= ROWS * 16, "the list is read in the first turn alone");
+    float more[1] = {bias};
+    if constexpr (kListed<FORMAT>)
+      listed.add(more, [&](int, int k) { return __bfloat162float(o.x[(size_t)(i / 16) * o.tiles * 64 + k]); });
+    finish<FORMAT>(o, i / 16, n, sum, factor, more[0]);
   }
 }
 
@@ -447,13 +546,25 @@ __device__ __forceinline__ void wide(const Operands& o) {
       now.multiply(x, acc);
       if (++tile < o.tiles) continue;
 #pragma unroll
-      for (int group = 0; group < kGroups; group++)
+      for (int r = 0; r < 2; r++) {
+        const int n = block * 16 + g + 8 * r;
+        float more[2 * kGroups];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-          const int n = block * 16 + g + i / 2 * 8;
-          finish<FORMAT>(o, 8 * group + 2 * q + i % 2, n, acc[group][i], factor, bias_of(o, n));
-          acc[group][i] = 0;
+        for (int i = 0; i < 2 * kGroups; i++) more[i] = bias_of(o, n);
+        if constexpr (kListed<FORMAT>) {
+          Listed<1> listed(o.listed, n, n < o.n);
+          listed.load();
+          listed.add(more, [&](int i, int k) {
+            return __bfloat162float(shared[(8 * (i / 2) + 2 * q + i % 2) * pitch + k]) * kDown;
+          });
         }
+#pragma unroll
+        for (int i = 0; i < 2 * kGroups; i++) {
+          float& sum = acc[i / 2][2 * r + i % 2];
+          finish<FORMAT>(o, 8 * (i / 2) + 2 * q + i % 2, n, sum, factor, more[i]);
+          sum = 0;
+        }
+      }
       tile = 0;
       block += step;
     }
@@ -467,6 +578,7 @@ struct Expanded {
   bf16* out;  // [n][64 * tiles]
   int n, tiles;
   const float* factor;
+  const int* listed;
 };
 
 template <class FORMAT> __device__ __forceinline__ void expand(const Expanded& o) {
@@ -491,7 +603,11 @@ template <class FORMAT> __device__ __forceinline__ void expand(const Expanded& o
 #pragma unroll
         for (int j = 0; j < 4; j++) {
           const int at = (2 * h + j / 2) * FORMAT::kScales / 4;
-          const float factor = FORMAT::factor(v.scales, r, at) * FORMAT::kBack * whole;
+          float factor;
+          if constexpr (kListed<FORMAT>)
+            factor = FORMAT::raised(v.scales, r, at);  // 2^(e - 112)
+          else
+            factor = FORMAT::factor(v.scales, r, at) * FORMAT::kBack * whole;
           const float first = __uint_as_float(pairs[r][j] << 16) * kUnit;
           const float second = __uint_as_float(pairs[r][j] & 0xffff0000u) * kUnit;
           const __nv_bfloat162 both = __floats2bfloat162_rn(first * factor, second * factor);
@@ -501,6 +617,13 @@ template <class FORMAT> __device__ __forceinline__ void expand(const Expanded& o
         FORMAT::write(out, make_uint4(words[0], words[1], words[2], words[3]));
       }
     }
+  }
+  if constexpr (kListed<FORMAT>) {
+    __syncthreads();
+    const int n = blockIdx.x * 16 + threadIdx.x % 16;
+    const Listed<1> listed(o.listed, n, n < o.n);
+    for (int i = listed.next + threadIdx.x / 16; i < listed.end; i += blockDim.x / 16)
+      o.out[(size_t)n * o.tiles * 64 + ((unsigned)o.listed[i] >> 16)] = __ushort_as_bfloat16(o.listed[i] & 0xffff);
   }
 }
 

@@ -39,6 +39,8 @@ DENSE(mxfp8, Mxfp8, 2, 2, 3, 8, 3)
 DENSE(mxfp8, Mxfp8, 2, 2, 2, 16, 1)
 DENSE(int8, Int8, 2, 2, 3, 8, 3)
 DENSE(int8, Int8, 2, 2, 2, 16, 1)
+DENSE(lossless, Lossless, 1, 2, 2, 8, 3)
+DENSE(lossless, Lossless, 2, 2, 2, 16, 1)
 DENSE(bf16, Bf16, 2, 2, 2, 8, 2)
 DENSE(bf16, Bf16, 2, 2, 2, 16, 1)
 
@@ -52,6 +54,7 @@ EXPAND(nvfp4, Nvfp4)
 EXPAND(int6, Int6)
 EXPAND(mxfp8, Mxfp8)
 EXPAND(int8, Int8)
+EXPAND(lossless, Lossless)
 
 #define EXPERTS(ROWS, TILES, BLOCKS)                                                                        \
   extern "C" __global__ void __launch_bounds__(256, BLOCKS_OF(BLOCKS)) experts_gate_up_##ROWS(experts::Operands o) {  \

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vllm_sparkforge.mx.table import FORMATS
+from vllm_sparkforge.mx.table import FORMATS, LOSSLESS
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -68,7 +68,7 @@ def parse_layers(text: str) -> dict[str, str]:
         if kind in layers:
             raise ValueError(f"mxfp4_layers: {kind} occurs twice in {text!r}")
         name = name or "mxfp4"
-        expected = ("mxfp4",) if kind == "moe" else tuple(FORMATS)
+        expected = ("mxfp4",) if kind == "moe" else (*FORMATS, LOSSLESS.name)
         if name not in expected:
             msg = f"mxfp4_layers: {kind} cannot be {name!r}; expected {' or '.join(expected)}"
             raise ValueError(msg)

@@ -30,7 +30,7 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA co
 
 @needs_nvcc
 def test_weights_are_packed_where_the_kernels_read_them(computed: Any) -> None:
-    assert len(computed["packing"]) == 4 * len(KINDS)
+    assert len(computed["packing"]) == 4 * len(KINDS) + 2
     assert all(computed["packing"].values()), computed["packing"]
 
 
@@ -150,7 +150,7 @@ def _narrow(kind: str, warps: int, *most: int) -> list[str]:
     return [f"dense_{kind}_narrow_{warps}_{rows}" for rows in most]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "lossless"])
 def test_dense_layers_launch_by_their_rows_and_shape(computed: Any, kind: str) -> None:
     wanted = {
         "narrow 0": [],
@@ -180,7 +180,7 @@ def test_dense_layers_launch_by_their_rows_and_shape(computed: Any, kind: str) -
 
 
 def test_dense_results_and_fakes_are_right(computed: Any) -> None:
-    assert len(computed["dense"]) == 15 * len(KINDS) + 3
+    assert len(computed["dense"]) == 15 * (len(KINDS) + 1) + 3
     for name, answer in computed["dense"].items():
         assert answer["error"] < ROUNDED, name
         assert answer["fake"] == answer["shape"], name
@@ -345,3 +345,55 @@ def test_integers_without_them_are_kept_in_bf16(computed: Any, form: str) -> Non
     label = form.upper()
     assert named == f"INFO: Using Expanded{form.title()}LinearKernel for {label} GEMM"
     assert kept.startswith(f"INFO: {label} weights are kept in BF16: ")
+
+
+# -- BF16 in 12 bits -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["packed", "on", "a dummy checkpoint", "head"])
+def test_lossless_layers_are_packed(computed: Any, case: str) -> None:
+    answer = computed["lossless"][case]
+    assert answer["method"] == "LosslessLinearMethod"
+    wanted = {"weight": "int32", "weight_scale": "uint8", "weight_listed": "int32"}
+    bias = {} if case == "head" else {"bias": "bfloat16"}
+    assert answer["parameters"] == wanted | bias
+    few = "wide_8" if case == "head" else "narrow_12_8"
+    expanded = ["expand_lossless"] * (5 if case == "head" else 1)
+    assert answer["launches"] == [f"dense_lossless_{few}", *expanded]
+    assert max(answer["errors"]) < ROUNDED
+    chosen, right = answer["said"]
+    assert chosen == "INFO: Using DecodeLosslessLinearKernel for LOSSLESS GEMM"
+    assert right.startswith("INFO: Decode kernels are used for LOSSLESS ")
+
+
+OFF = "Layers stay in BF16: "
+STAYS = {
+    "a long list": "of its elements are not within 15 powers of two.",
+    "a long list, on": "qkv_proj stays in BF16: ",
+    "kernels that fail": "qkv_proj stays in BF16: its kernels are switched off.",
+    "float16": "qkv_proj stays in BF16: activations are torch.float16, not bfloat16.",
+    "96 columns": "qkv_proj stays in BF16: K = 96 is not a multiple of 64.",
+    "off": f"{OFF}there are no decode kernels.",
+    "part off": f"{OFF}there are no decode kernels.",
+    "a float32 head": f"{OFF}head_dtype asks for torch.float32",
+}
+
+
+@pytest.mark.parametrize("case", STAYS)
+def test_lossless_layers_that_cannot_be_packed_stay_as_they_are(computed: Any, case: str) -> None:
+    answer = computed["lossless"][case]
+    plain = "Bf16Head" if "head" in case else "Bf16LinearMethod"
+    assert answer["method"] == ("UnquantizedLinearMethod" if case == "off" else plain)
+    assert "weight_scale" not in answer["parameters"]
+    assert answer["launches"] == []  # it is small
+    assert max(answer["errors"]) < ROUNDED
+    assert sum(STAYS[case] in line for line in answer["said"]) == 1
+    first = "Bf16" if "off" in case or "head" in case else "Decode"
+    assert answer["said"][0] == f"INFO: Using {first}LosslessLinearKernel for LOSSLESS GEMM"
+
+
+def test_the_compile_cache_knows_which_lossless_layers_stay(computed: Any) -> None:
+    answers = computed["lossless"]
+    assert answers["packed"]["key"] == answers["packed again"]["key"]
+    assert answers["packed"]["key"] != answers["a long list"]["key"]
+    assert answers["a long list"]["key"] == answers["kernels that fail"]["key"]

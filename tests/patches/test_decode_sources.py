@@ -12,7 +12,7 @@ from tests.patches.checkout import context
 QUANTISED = ("mxfp4", "mxfp8", "int8", "int6", "nvfp4")
 DENSE = {
     f"dense_{weights}_{form}_{rows}"
-    for weights in ("bf16", *QUANTISED)
+    for weights in ("bf16", "lossless", *QUANTISED)
     for form in ("narrow_12", "narrow_16", "wide")
     for rows in (8, 16)
 }
@@ -23,7 +23,7 @@ BY_ROWS = {
 } | {f"experts_rows_{product}_{rows}" for product in ("gate_up", "down") for rows in (1, 8)}
 OTHERS = {
     *("add_norm", "experts_combine", "rotate_and_cache"),
-    *(f"expand_{weights}" for weights in QUANTISED),
+    *(f"expand_{weights}" for weights in ("lossless", *QUANTISED)),
 }
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense layers for few rows: quantized and BF16 weights, BF16 activations.
+"""Dense layers for few rows: quantized, lossless and BF16 weights, BF16 activations.
 
-Quantized weights are packed once into tiles of 16 rows x 64 columns (``mx.tiles``); for many
+All but BF16 weights are packed once into tiles of 16 rows x 64 columns (``mx.tiles``); for many
 rows they are expanded to BF16 in a scratch buffer. BF16 weights stay as they are. A row's result
 depends neither on the rows beside it nor on their number, up to ``MX_ROWS`` of them
 (``bf16.MAX_ROWS`` with BF16 weights) and above.
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from vllm_sparkforge import ops
 from vllm_sparkforge.decode import module
-from vllm_sparkforge.mx.table import Format
+from vllm_sparkforge.mx.table import LOSSLESS, Format
 from vllm_sparkforge.mx.tiles import TILE_K, TILE_N
 
 LAUNCH_ROWS = 16
@@ -57,9 +57,8 @@ def _launch(
     """Fill out [M, N] with products of x [M, K] and a packed weight, a launch for 16 rows."""
     rows, k = x.shape
     n = out.shape[1]
-    pointers = dict(
-        zip(("weights", "scales", "factor"), map(module.pointer, tensors), strict=False)
-    )
+    names = ("weights", "scales", "listed" if kind == LOSSLESS.name else "factor")
+    pointers = dict(zip(names, map(module.pointer, tensors), strict=False))
     for first in range(0, rows, LAUNCH_ROWS):
         some = min(LAUNCH_ROWS, rows - first)
         most = 8 if some <= 8 else LAUNCH_ROWS
@@ -115,9 +114,9 @@ def _decode_mx_linear(
     if flat.shape[0] <= MX_ROWS:
         _launch(form, flat, tensors, bias, out.view(-1, n))
         return out
-    k = flat.shape[1]
+    k, lossless = flat.shape[1], form == LOSSLESS.name
     scratch = x.new_empty(min(n, EXPANDED_N), k)
-    weight, scale, *factor = tensors
+    weight, scale, *more = tensors
     for first in range(0, n, EXPANDED_N):
         last = min(first + EXPANDED_N, n)
         operands = module.ExpandOperands(
@@ -126,7 +125,8 @@ def _decode_mx_linear(
             out=module.pointer(scratch),
             n=last - first,
             tiles=k // TILE_K,
-            factor=module.pointer(*factor) if factor else None,
+            factor=None if lossless or not more else module.pointer(*more),
+            listed=module.pointer(*more, first) if lossless else None,
         )
         grid = (-(-(last - first) // TILE_N), 1)
         module.launch(f"expand_{form}", grid, 256, 0, operands, x.device)

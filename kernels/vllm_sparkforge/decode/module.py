@@ -171,6 +171,7 @@ class DenseOperands(ctypes.Structure):
         ("tiles", ctypes.c_int),
         ("rows", ctypes.c_int),
         ("factor", ctypes.c_void_p),
+        ("listed", ctypes.c_void_p),
     ]
 
 
@@ -184,6 +185,7 @@ class ExpandOperands(ctypes.Structure):
         ("n", ctypes.c_int),
         ("tiles", ctypes.c_int),
         ("factor", ctypes.c_void_p),
+        ("listed", ctypes.c_void_p),
     ]
 
 

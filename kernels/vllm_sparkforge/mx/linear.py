@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that are quantized while they load, weights only.
+"""Layers that are quantized while they load, weights only, or packed as they are.
 
 Weights go through the torch quantizers on every platform, not through the kernel that is fastest
 there: a model has the same weights wherever it runs, so a test on one machine speaks for another.
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.nn import Module
-from vllm.config import get_current_vllm_config
+from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.kernels.linear.mxfp4.base import MxFp4LinearLayerConfig
 from vllm.model_executor.kernels.linear.mxfp4.marlin import MarlinMxFp4LinearKernel
@@ -29,8 +29,8 @@ from vllm.platforms import current_platform
 
 from vllm_sparkforge import options
 from vllm_sparkforge.decode import dense, module, selfcheck
-from vllm_sparkforge.mx import cpu
-from vllm_sparkforge.mx.table import FORMATS, Format
+from vllm_sparkforge.mx import cpu, lossless
+from vllm_sparkforge.mx.table import FORMATS, LOSSLESS, Format
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -267,3 +267,72 @@ class MxLinearMethod(LinearMethodBase):
     ) -> torch.Tensor:
         """Compute the layer."""
         return self.kernel.apply_weights(layer, x, bias)
+
+
+class LosslessLinearMethod(LinearMethodBase):
+    """Packs a BF16 weight bit for bit; gives its layer back where that cannot be.
+
+    Args:
+        plain: the layer's method otherwise.
+    """
+
+    def __init__(self, plain: Any) -> None:
+        self._plain = plain
+
+    def create_weights(self, layer: Module, *sizes: Any, **named: Any) -> None:
+        """Register the weight as ever."""
+        self._plain.create_weights(layer, *sizes, **named)
+
+    def process_weights_after_loading(self, layer: Module) -> None:
+        """Pack the weight, if it fits and the kernels pass the comparison with torch on it."""
+        config, weight = get_current_vllm_config(), layer.weight.data
+        packed, reason = self._pack(layer, weight, module.is_required(config))
+        if packed is None:
+            logger.info("%s stays in BF16: %s.", _name_of(layer), reason)
+            options.note(config, _name_of(layer), "bf16")  # another operator is traced
+            layer.quant_method = self._plain
+            self._plain.process_weights_after_loading(layer)
+            return
+        self._n = len(weight)
+        for name, tensor in zip(LOSSLESS.names, packed, strict=True):
+            replace_parameter(layer, name, tensor)
+
+    def _pack(
+        self, layer: Module, weight: torch.Tensor, strict: bool
+    ) -> tuple[lossless.Packed | None, str]:
+        """Return the packed weight, or why there is none."""
+        n, k = weight.shape
+        if (reason := dense.refused(LOSSLESS, [weight], k, weight.dtype)) is not None:
+            return None, reason
+        packed = lossless.encode(weight)
+        if (listed := lossless.num_listed(packed)) > weight.numel() * lossless.LARGEST_SHARE:
+            return None, f"{listed} of its elements are not within 15 powers of two"
+        bias = getattr(layer, "bias", None)
+        right = selfcheck.passes(
+            LOSSLESS.label,
+            (n, k),
+            strict,
+            lambda: selfcheck.compare_mx(LOSSLESS, [weight], bias, packed, k),
+        )
+        return (packed, "") if right else (None, "its kernels are switched off")
+
+    def apply(
+        self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Compute the layer."""
+        return dense.mx_linear(x, LOSSLESS.name, _tensors(LOSSLESS, layer), bias, self._n)
+
+
+def lossless_method(config: VllmConfig, plain: Any, obstacle: str | None = None) -> Any:
+    """Return the method of a layer that is to be packed bit for bit.
+
+    Args:
+        plain: what it has otherwise, and without the decode kernels.
+        obstacle: why it has to stay as it is, if so.
+    """
+    ours = obstacle is None and module.enabled(config, "layers")
+    where = "Decode" if ours else "CPU" if current_platform.is_cpu() else "Bf16"
+    logger.info_once("Using %sLosslessLinearKernel for LOSSLESS GEMM", where)
+    if not ours:
+        logger.info_once("Layers stay in BF16: %s.", obstacle or "there are no decode kernels")
+    return LosslessLinearMethod(plain) if ours else plain

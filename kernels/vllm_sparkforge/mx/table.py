@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from vllm_sparkforge.mx import formats, tiles
+from vllm_sparkforge.mx import formats, lossless, tiles
 
 LARGEST_SCALE = 190
 """Largest E8M0 scale that the kernels' arithmetic takes: 2 ** 63, as of other scales."""
@@ -31,6 +31,12 @@ def _wrong_bf16(_: torch.Tensor, scale: torch.Tensor) -> str | None:
 def _wrong_factor(_: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor) -> str | None:
     if float(factor) > 2.0**54:  # of scales up to 448
         return f"the factor is {float(factor):.3g}, above 2**54"
+    return None
+
+
+def _wrong_columns(weight: torch.Tensor) -> str | None:
+    if weight.shape[1] > lossless.LARGEST_K:
+        return f"K = {weight.shape[1]} is above {lossless.LARGEST_K}"
     return None
 
 
@@ -117,3 +123,14 @@ FORMATS = {
     )
 }
 """By name."""
+LOSSLESS = Format(
+    name="lossless",
+    kernel="Lossless",
+    block=tiles.TILE_K,
+    quantise=lambda weight: (weight,),
+    dequantise=lambda weight: weight,
+    pack=lossless.encode,
+    wrong=_wrong_columns,
+    names=("weight", "weight_scale", "weight_listed"),
+)
+"""BF16 as it is, packed. It is none of those: a layer that cannot have it stays as it is."""

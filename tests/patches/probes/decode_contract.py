@@ -77,6 +77,23 @@ def unpack(words: torch.Tensor, kind: str, n: int, k: int) -> torch.Tensor:
     return codes.to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float64)
 
 
+def unpack_lossless(words: torch.Tensor, scales: torch.Tensor, n: int, k: int) -> torch.Tensor:
+    """Read such tiles of dense.cuh, without the list, to values, float64 [n, k]."""
+    row, column = torch.arange(n)[:, None], torch.arange(k)[None, :]
+    r, h, c, i = row % 16 // 8, column % 64 // 32, column % 8 // 4, column % 4
+    tile, lane = row // 16 * (k // 64) + column // 64, row % 8 * 4 + column % 32 // 8
+    words = words.to(torch.int64) & 0xFFFFFFFF
+    word = words[((tile * 3 + h) * 32 + lane) * 4 + 2 * r + c]
+    exponents = words[((tile * 3 + 2) * 32 + lane) * 4 + 2 * h + r]
+    at = i // 2 * 8 + i % 2 * 16
+    mantissa, sign = word >> at & 127, word >> (at + 15) % 32 & 1
+    # four bits, of which the left end of a word is followed by the right one
+    code = (exponents | exponents << 32) >> (7 + at - 4 * c) % 32 & 15
+    size = torch.where(code > 0, 128 + mantissa, mantissa).to(torch.float64)
+    power = code.clamp(min=1) + scales[tile].to(torch.int64) - 15 - 127 - 7
+    return size * torch.exp2(power.to(torch.float64)) * (1 - 2 * sign)
+
+
 def unpack_scales(scales: torch.Tensor, block: int, n: int, k: int) -> torch.Tensor:
     """Read the scales of dense.cuh, E8M0 as uint8, to factors, float64 [n, k]."""
     row, group, each = torch.arange(n)[:, None], torch.arange(k // block)[None, :], 64 // block
@@ -162,6 +179,10 @@ class Launches:
 
     def _weights(self, kind: str, o: Any) -> torch.Tensor:
         k, padded = o.tiles * 64, -(-o.n // 16) * 16
+        if kind == "lossless":
+            assert o.factor is None
+            return self._lossless(o, padded, k)
+        assert o.listed is None
         bits, block, form = FORMATS[kind]
         assert o.weights % 16 == o.scales % 8 == 0
         words = memory(o.weights, padded * k * bits // 32, torch.int32)
@@ -172,6 +193,17 @@ class Launches:
         else:
             assert o.factor is None
         return unpack(words, kind, o.n, k) * factors
+
+    def _lossless(self, o: Any, padded: int, k: int) -> torch.Tensor:
+        words = memory(o.weights, padded * k * 3 // 8, torch.int32)
+        scales = memory(o.scales, padded * k // 1024, torch.uint8)
+        values = unpack_lossless(words, scales, o.n, k)
+        begin = memory(o.listed, o.n + 1, torch.int32) + torch.arange(o.n + 1)
+        entries = memory(o.listed, int(begin[-1]), torch.int32)[begin[0] :]
+        place = torch.arange(o.n).repeat_interleave(begin.diff()), entries >> 16
+        assert (values[place] == 0).all()
+        values[place] = entries.to(torch.int16).view(torch.bfloat16).to(torch.float64)
+        return values
 
     def _expand(self, words: list[str], grid: Any, threads: int, shared: int, o: Any) -> None:
         assert (grid, threads, shared) == ((-(-o.n // 16), 1), 256, 0)

@@ -254,6 +254,10 @@ def random_weight(kind: str, n: int, k: int) -> tuple[Any, ...]:
     """Return a weight's tensors as the format's quantiser gives them."""
     import torch
 
+    if kind == "lossless":
+        weight = torch.randn(n, k).to(torch.bfloat16)
+        weight[torch.rand(n, k) < 0.002] *= 2.0**-30  # in the list
+        return (weight,)
     if kind.startswith("int"):
         most = 2 ** (int(kind[-1]) - 1)
         values = torch.randint(1 - most, most, (n, k), dtype=torch.int8)
@@ -280,10 +284,12 @@ def elements_of(kind: str, weight: Any) -> Any:
     return weight.to(torch.float64)
 
 
-def values_of(kind: str, weight: Any, scale: Any, *factor: Any) -> Any:
+def values_of(kind: str, weight: Any, scale: Any = None, *factor: Any) -> Any:
     """Read a weight by the format's definition, float64 [n, k]."""
     import torch
 
+    if kind == "lossless":
+        return weight.to(torch.float64)
     scale = scale.to(torch.float64)
     factors = torch.exp2(scale - 127) if kind.startswith("mx") else scale
     values = elements_of(kind, weight) * factors.repeat_interleave(BLOCKS[kind], 1)

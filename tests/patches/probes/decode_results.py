@@ -25,7 +25,7 @@ def packing(places: dict[str, Any]) -> dict[str, Any]:
     """Whether the packing puts every code where dense.cuh's own functions put it, and whether its
     lanes read a BF16 number that is what the code stands for times a power of two."""
     import torch
-    from vllm_sparkforge.mx import tiles
+    from vllm_sparkforge.mx import lossless, tiles
     from vllm_sparkforge.mx.table import FORMATS
 
     same = {}
@@ -53,6 +53,14 @@ def packing(places: dict[str, Any]) -> dict[str, Any]:
         found = read.to(torch.float64).view(16, 64) * 2.0 ** UNITS[kind]
         wanted = elements_of(kind, weight)[:16, :64]
         same[f"{kind} read"] = bool(((found == wanted) | wanted.isnan()).all())
+    table = places["lossless"]
+    n, k = table["n"], table["k"]
+    code = torch.tensor(table["codes"], dtype=torch.int32).view(n, k)
+    operand = code >> 11 << 15 | code & 2047
+    same["lossless read"] = operand[:16, :64].flatten().tolist() == table["read"]
+    bits = operand + (90 << 7) * (code & 2047 != 0)
+    words, _, _ = lossless.encode(bits.to(torch.int16).view(torch.bfloat16))
+    same["lossless weights"] = words.flatten().tolist() == table["words"]
     return same
 
 
@@ -91,13 +99,13 @@ def dense_layers(launches: Any) -> dict[str, Any]:
     """Errors of the MX operator against the definition, and the kernels that it launched."""
     import torch
     from vllm_sparkforge.decode import dense, module
-    from vllm_sparkforge.mx.table import FORMATS
+    from vllm_sparkforge.mx.table import FORMATS, LOSSLESS
 
     result = {}
-    for kind in BLOCKS:
+    for kind in (*BLOCKS, "lossless"):
         for name, (n, k, counts) in SHAPES.items():
             tensors = random_weight(kind, n, k)
-            packed, values = FORMATS[kind].pack(*tensors), values_of(kind, *tensors)
+            packed, values = FORMATS.get(kind, LOSSLESS).pack(*tensors), values_of(kind, *tensors)
             bias = torch.randn(n).to(torch.bfloat16)
             for count in counts:
                 launches.names.clear()

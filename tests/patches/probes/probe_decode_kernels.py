@@ -25,6 +25,7 @@ from tests.patches.probes import (
     decode_cache,
     decode_experts,
     decode_half,
+    decode_lossless,
     decode_metrics,
     decode_parts,
     decode_results,
@@ -169,6 +170,7 @@ def _compute(asked: dict[str, Any], folder: Path, out: Path) -> None:
     steps: dict[str, Callable[[Any], Any]] = {
         "dense": decode_results.dense_layers,
         "bf16": decode_results.bf16_layers,
+        "lossless": decode_lossless.lossless_layers,
         "head": decode_results.head,
         "experts": decode_experts.experts,
         "row_major": decode_row_major.row_major,

@@ -60,6 +60,24 @@ template <class FORMAT> void packed(const char* name, int bits, const char* end)
   std::printf("%s", end);
 }
 
+// Codes have sign, exponent and mantissa (1, 4, 7 bits); the largest exponent is there in each tile.
+void lossless(const char* end) {
+  const int n = 40, k = 192, tiles = k / 64, rows = (n + 15) / 16 * 16;
+  std::vector<unsigned> codes(n * k), words((size_t)rows * k * 12 / 32);
+  for (int row = 0; row < n; row++)
+    for (int column = 0; column < k; column++) {
+      unsigned code = dice() % 4096;
+      if ((code >> 7) % 16 == 0) code &= 2048;
+      if (row % 16 == 0 && column % 64 == 0) code |= 15 << 7;
+      dense::Lossless::put(words.data(), codes[row * k + column] = code, row, column, tiles);
+    }
+  std::printf("\"lossless\": {\"n\": %d, \"k\": %d, ", n, k);
+  list("codes", codes);
+  list("words", std::vector<int>(words.begin(), words.end()));
+  list("read", read<dense::Lossless>(words), "}");
+  std::printf("%s", end);
+}
+
 // Places of all slots and heads of a cache: 6 blocks of 16, 2 heads.
 void cache(const char* name, long long block, long long head, long long slot, const char* end) {
   rotary::Operands o = {};
@@ -82,6 +100,7 @@ int main() {
   packed<dense::Int8>("int8", 8, ", ");
   packed<dense::Int6>("int6", 6, ", ");
   packed<dense::Nvfp4>("nvfp4", 4, "}, ");
+  lossless(", ");
   std::vector<int> place, scales, biases;
   for (int lane = 0; lane < 32; lane++)
     for (int word = 0; word < 4; word++)
@@ -118,9 +137,10 @@ int main() {
   cache("slots first", 2 * 16 * 128, 128, 2 * 128, "}, ");
   std::printf("\"structures\": {");
   list<int>("Dense", {(int)sizeof(D), AT(D, x), AT(D, weights), AT(D, scales), AT(D, bias), AT(D, residual),
-                      AT(D, out), AT(D, n), AT(D, tiles), AT(D, rows), AT(D, factor)});
+                      AT(D, out), AT(D, n), AT(D, tiles), AT(D, rows), AT(D, factor),
+                      AT(D, listed)});
   list<int>("Expand", {(int)sizeof(X), AT(X, weights), AT(X, scales), AT(X, out), AT(X, n), AT(X, tiles),
-                       AT(X, factor)});
+                       AT(X, factor), AT(X, listed)});
   list<int>("Combine", {(int)sizeof(C), AT(C, experts), AT(C, ids), AT(C, residual), AT(C, norm), AT(C, sum),
                         AT(C, normed), AT(C, k), AT(C, epsilon)});
   list<int>("Norm", {(int)sizeof(N), AT(N, x), AT(N, residual), AT(N, norm), AT(N, sum), AT(N, normed), AT(N, k),
