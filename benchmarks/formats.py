@@ -306,8 +306,7 @@ def packed(exact: dict[str, torch.Tensor]) -> list[Packed]:
         for one in some:
             weight = one.bfloat16()
             result = lossless.encode(weight)
-            again = lossless.decode(*result, len(weight))
-            if not torch.equal(again.view(torch.int16), weight.view(torch.int16)):
+            if not torch.equal(lossless.decode(result).view(torch.int16), weight.view(torch.int16)):
                 raise SystemExit(f"{label}: 12 bits gave other bits back")
             listed += lossless.num_listed(result)
             count += weight.numel()

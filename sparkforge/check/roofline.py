@@ -24,14 +24,14 @@ NOTE = "ceilings are arithmetic (bandwidth / bytes), not measurements; nobody ra
 _CONTEXT = 2048  # tokens
 _HEAD = ("GB/token", "experts", "qkv+o", "head", "KV", "rest", "sum", "ceiling", "")
 
-Format = Literal["bf16", "mxfp8", "int8", "int6", "nvfp4", "mxfp4"]
+Format = Literal["bf16", "lossless", "mxfp8", "int8", "int6", "nvfp4", "mxfp4"]
 Kind = Literal["qkv", "o", "lm_head"]
 Moe = Literal["marlin-release", "marlin", "flashinfer_cutlass", "triton"]
 _BF16 = 2
-# with scales: a byte for 32 weights in MX formats (OCP, Microscaling Formats 1.0), for 16 in NVFP4,
-# two bytes for 64 in INT8, for 32 in INT6
+# with scales: MX (OCP 1.0) a byte for 32, NVFP4 for 16, INT8 two for 64, INT6 for 32; with a list
 WEIGHT_BYTES: Mapping[Format, float] = {
     "bf16": _BF16,
+    "lossless": 1.5 + 1 / 256,
     "mxfp8": 1 + 1 / 32,
     "int8": 1 + 2 / 64,
     "int6": 0.75 + 2 / 32,

@@ -33,6 +33,7 @@ from tests.patches.probing import (
 # What is asked of the engine, and the formats that the reference gets for it.
 ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "none": ({}, {}),
+    "lossless": ({"mxfp4_layers": "qkv=lossless,o=lossless,lm_head=lossless"}, {}),
     "all": (
         {"mxfp4_layers": "qkv,o,lm_head"},
         {"qkv": "mxfp4", "o": "mxfp4", "lm_head": "mxfp4"},
@@ -246,8 +247,12 @@ def test_other_layers_would_be_noticed(
     logits = np.load(patched / f"{name}.npy")
     for other, (_, formats) in ENGINES.items():
         # INT8 moves logits no further than BF16's rounding
-        if formats != ENGINES[name][1] and {name, other} != {"none", "int8"}:
+        if formats != ENGINES[name][1] and not {name, other} <= {"none", "lossless", "int8"}:
             assert np.median(relative_distance(logits, expected[other])) > CONTROL, other
+
+
+def test_lossless_layers_stay_in_bf16_on_a_cpu(patched: Path) -> None:
+    np.testing.assert_array_equal(np.load(patched / "lossless.npy"), np.load(patched / "none.npy"))
 
 
 def test_two_ranks_give_the_same(
@@ -386,6 +391,7 @@ PARSED = {
     "qkv,o,lm_head": {"qkv": "mxfp4", "o": "mxfp4", "lm_head": "mxfp4"},
     "moe,qkv, o=int8,lm_head=mxfp8": {"qkv": "mxfp4", "o": "int8", "lm_head": "mxfp8"},
     "qkv=int6,o=nvfp4": {"qkv": "int6", "o": "nvfp4"},
+    "qkv=lossless": {"qkv": "lossless"},
     "moe": {},
 }
 
@@ -406,7 +412,7 @@ def test_compiled_graphs_are_told_apart(seen: dict[str, Any]) -> None:
     """A graph that torch.compile left in the cache is never taken for other formats."""
     *graphs, again = seen["options"]["graphs"]
     assert again == graphs[1]
-    assert len(set(graphs)) == 7
+    assert len(set(graphs)) == 8
 
 
 # -- helpers -------------------------------------------------------------------

@@ -66,11 +66,10 @@ def encode(weight: torch.Tensor) -> Packed:
     return words.view(blocks, tiles, 384), scales, listing
 
 
-def decode(
-    words: torch.Tensor, scales: torch.Tensor, listing: torch.Tensor, n: int
-) -> torch.Tensor:
+def decode(packed: Packed) -> torch.Tensor:
     """Return the bfloat16 weight [N, K] that was encoded."""
-    blocks, tiles = scales.shape
+    words, scales, listing = packed
+    n, (blocks, tiles) = int(listing[0]) - 1, scales.shape
     parts = words.view(blocks, tiles, 3, 32, 4)
     # block t h g q r c, then the bytes of a word; to block r g t h q c i
     plain = parts[:, :, :2].contiguous().view(torch.uint8).view(-1, tiles, 2, 8, 4, 2, 2, 4)

@@ -66,7 +66,7 @@ def patterns() -> dict[str, Any]:
     ):
         weight = some.contiguous().view(torch.bfloat16)
         packed = lossless.encode(weight)
-        decoded = lossless.decode(*packed, len(weight))
+        decoded = lossless.decode(packed)
         found[name] = {
             "equal": torch.equal(decoded.view(torch.int16), weight.view(torch.int16)),
             "listed": lossless.num_listed(packed),

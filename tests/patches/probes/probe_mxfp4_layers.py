@@ -325,7 +325,8 @@ def options(request: dict[str, Any], out: Path) -> Any:
         "graphs": [
             compiled_as(layers)
             for layers in (
-                *("", "qkv", "qkv=mxfp8", "qkv=int8", "qkv=int6", "qkv=nvfp4", "lm_head", "qkv"),
+                *("", "qkv", "qkv=mxfp8", "qkv=int8", "qkv=int6", "qkv=nvfp4", "lm_head"),
+                *("qkv=lossless", "qkv"),
             )
         ],
         "linear": taken("qkv", quantization_config={"linear": "mxfp4"}),

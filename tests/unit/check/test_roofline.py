@@ -91,7 +91,7 @@ def test_bytes_grow_with_context_batch_and_bits(
     # weights are shared by the batch: each token gets cheaper
     assert more / (batch + 1) < total() / batch
     for kind in ("qkv", "o", "lm_head"):
-        forms = ("mxfp4", "nvfp4", "int6", "mxfp8", "bf16")
+        forms = ("mxfp4", "nvfp4", "int6", "mxfp8", "lossless", "bf16")
         sizes = [total(other={kind: form}) for form in forms]
         assert sizes == sorted(set(sizes))
 
@@ -112,6 +112,7 @@ def test_a_batch_reads_the_experts_of_all_its_tokens() -> None:
         (" qkv=mxfp4 , o=mxfp8", {"qkv": "mxfp4", "o": "mxfp8"}),
         ("moe,lm_head,o=int8", {"o": "int8", "lm_head": "mxfp4"}),
         ("qkv=int6,o=nvfp4", {"qkv": "int6", "o": "nvfp4"}),
+        ("lm_head=lossless", {"lm_head": "lossless"}),
     ],
 )
 def test_layers_are_parsed(text: str, layers: dict[str, str]) -> None:

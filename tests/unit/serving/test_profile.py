@@ -87,6 +87,7 @@ linear MARLIN [__init__.py:995] Using MarlinMxFp4LinearKernel for MXFP4 GEMM
 linear FLASHINFERCUTLASS [a.py:9] Using FlashInferCutlassMxfp8LinearKernel for MXFP8 GEMM
 linear EXPANDED [linear.py:9] Using ExpandedInt8LinearKernel for INT8 GEMM
 linear DECODE [linear.py:9] Using DecodeInt6LinearKernel for INT6 GEMM
+linear DECODE [linear.py:9] Using DecodeLosslessLinearKernel for LOSSLESS GEMM
 linear MARLIN [__init__.py:1206] Using MarlinNvFp4LinearKernel for NVFP4 GEMM
 experts DECODE [selfcheck.py:93] Decode kernels are used for MXFP4 experts 128 x 2880 x 2880: they
 experts DECODE [selfcheck.py:109] Decode kernels for MXFP4 experts are switched off. They failed
