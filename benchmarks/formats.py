@@ -308,9 +308,9 @@ def packed(exact: dict[str, torch.Tensor]) -> list[Packed]:
             result = lossless.encode(weight)
             if not torch.equal(lossless.decode(result).view(torch.int16), weight.view(torch.int16)):
                 raise SystemExit(f"{label}: 12 bits gave other bits back")
-            listed += len(result.places)
+            listed += lossless.num_listed(result)
             count += weight.numel()
-            bits += result.bits * weight.numel()
+            bits += lossless.bits_each(result) * weight.numel()
         found.append(Packed(weights=label, listed=listed / count, bits=bits / count))
     return found
 

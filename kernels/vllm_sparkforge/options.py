@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vllm_sparkforge.mx.table import FORMATS, LOSSLESS
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
@@ -21,7 +23,6 @@ KEY = "sparkforge"
 VARIABLE = "VLLM_SPARKFORGE"
 EXPERTS = "bf16_dequant"
 LAYERS = ("qkv", "o", "lm_head")
-FORMATS = ("mxfp4", "mxfp8", "int8")
 PARTS = ("amx", "experts", "layers", "bf16", "norms", "rotary", "memory", "metrics")
 """What can be switched off: tiles of AMX (in the variable alone); the kernels of MXFP4 experts;
 those of MX layers; those of BF16 layers; joined norms and routers; rotary embedding with the KV
@@ -67,7 +68,7 @@ def parse_layers(text: str) -> dict[str, str]:
         if kind in layers:
             raise ValueError(f"mxfp4_layers: {kind} occurs twice in {text!r}")
         name = name or "mxfp4"
-        expected = ("mxfp4",) if kind == "moe" else FORMATS
+        expected = ("mxfp4",) if kind == "moe" else (*FORMATS, LOSSLESS.name)
         if name not in expected:
             msg = f"mxfp4_layers: {kind} cannot be {name!r}; expected {' or '.join(expected)}"
             raise ValueError(msg)

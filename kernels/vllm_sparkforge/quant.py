@@ -27,7 +27,8 @@ from vllm.utils.math_utils import round_up
 
 from vllm_sparkforge import contract, options
 from vllm_sparkforge.decode import bf16, experts, module
-from vllm_sparkforge.mx.linear import MxLinearMethod
+from vllm_sparkforge.mx.linear import MxLinearMethod, lossless_method
+from vllm_sparkforge.mx.table import FORMATS
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -344,6 +345,7 @@ class GptOssConfig(GptOssMxfp4Config):
         kind = _KINDS.get(".".join(prefix.rsplit(".", 2)[-2:]), "")
         config = get_current_vllm_config()
         form = options.of(config).mxfp4_layers.get(kind)
-        if form is not None:
+        if form in FORMATS:
             return MxLinearMethod(form)
-        return Bf16LinearMethod() if module.enabled(config, "bf16") else method
+        plain = Bf16LinearMethod() if module.enabled(config, "bf16") else method
+        return plain if form is None else lossless_method(config, plain)

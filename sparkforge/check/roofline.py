@@ -24,15 +24,18 @@ NOTE = "ceilings are arithmetic (bandwidth / bytes), not measurements; nobody ra
 _CONTEXT = 2048  # tokens
 _HEAD = ("GB/token", "experts", "qkv+o", "head", "KV", "rest", "sum", "ceiling", "")
 
-Format = Literal["bf16", "mxfp8", "int8", "mxfp4"]
+Format = Literal["bf16", "lossless", "mxfp8", "int8", "int6", "nvfp4", "mxfp4"]
 Kind = Literal["qkv", "o", "lm_head"]
 Moe = Literal["marlin-release", "marlin", "flashinfer_cutlass", "triton"]
 _BF16 = 2
-# an MX format has an E8M0 scale byte for 32 weights (OCP Microscaling Formats 1.0), INT8 two for 64
+# with scales: MX (OCP 1.0) a byte for 32, NVFP4 for 16, INT8 two for 64, INT6 for 32; with a list
 WEIGHT_BYTES: Mapping[Format, float] = {
     "bf16": _BF16,
+    "lossless": 1.5 + 1 / 256,
     "mxfp8": 1 + 1 / 32,
     "int8": 1 + 2 / 64,
+    "int6": 0.75 + 2 / 32,
+    "nvfp4": 0.5 + 1 / 16,
     "mxfp4": 0.5 + 1 / 32,
 }
 
@@ -89,7 +92,7 @@ SHAPES: Mapping[str, Shape] = {
 
 def parse_layers(text: str) -> dict[Kind, Format]:
     """Read the value of ``--mxfp4-layers`` as our plugin of vLLM does: ``moe`` has no effect."""
-    formats: dict[str, Format] = {"": "mxfp4", "mxfp4": "mxfp4", "mxfp8": "mxfp8", "int8": "int8"}
+    formats: dict[str, Format] = {"": "mxfp4", **{form: form for form in get_args(Format)[1:]}}
     chosen: dict[str, Format] = {}
     for item in text.split(","):
         name, _, given = item.strip().partition("=")

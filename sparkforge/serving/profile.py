@@ -39,7 +39,7 @@ Truth = Annotated[
 ]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 Backend = Annotated[str, Field(pattern=r"^[A-Z0-9_]+$")]
-_LAYER = "((qkv|o|lm_head)(=mxfp[48]|=int8)?|moe(=mxfp4)?)"
+_LAYER = "((qkv|o|lm_head)(=(lossless|mxfp[48]|nvfp4|int[68]))?|moe(=mxfp4)?)"
 
 
 def _once(text: str) -> str:
@@ -186,9 +186,9 @@ SENTENCES: Mapping[str, re.Pattern[str]] = {
         r"\[cuda\.py:\d+\] Using (?:AttentionBackendEnum\.)?([A-Z0-9_]+)"
         r" (?:backend\.|attention backend out of)"
     ),
-    # quantised dense layers: the kernel's class, e.g. MarlinMxFp4LinearKernel
+    # dense layers with a format: the kernel's class, e.g. MarlinMxFp4LinearKernel
     "linear": re.compile(
-        r"\] Using (\w+?)(?:M[xX][fF][pP][48]|Int8)\w*Kernel for (?:MXFP[48]|INT8) GEMM"
+        r"\] Using (\w+?)(?:(?i:mxfp|nvfp|int)\d|Lossless)LinearKernel for [A-Z]+\d? GEMM"
     ),
     # Few rows of the experts, with Marlin as MoE backend. "switched off": chosen, and then found
     # wrong by their self-check; the plugin warns, and serves with Marlin

@@ -9,9 +9,10 @@ from sparkforge.build import cached
 from sparkforge.build.graph import Build
 from tests.patches.checkout import context
 
+QUANTISED = ("mxfp4", "mxfp8", "int8", "int6", "nvfp4")
 DENSE = {
     f"dense_{weights}_{form}_{rows}"
-    for weights in ("bf16", "mxfp4", "mxfp8", "int8")
+    for weights in ("bf16", "lossless", *QUANTISED)
     for form in ("narrow_12", "narrow_16", "wide")
     for rows in (8, 16)
 }
@@ -22,7 +23,7 @@ BY_ROWS = {
 } | {f"experts_rows_{product}_{rows}" for product in ("gate_up", "down") for rows in (1, 8)}
 OTHERS = {
     *("add_norm", "experts_combine", "rotate_and_cache", "rotate_and_cache_fp8"),
-    *("expand_int8", "expand_mxfp4", "expand_mxfp8"),
+    *(f"expand_{weights}" for weights in ("lossless", *QUANTISED)),
 }
 
 

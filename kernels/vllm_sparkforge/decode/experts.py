@@ -16,7 +16,8 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.utils.math_utils import round_up
 
 from vllm_sparkforge.decode import module
-from vllm_sparkforge.decode.dense import LARGEST_SCALE, rows_of
+from vllm_sparkforge.decode.dense import rows_of
+from vllm_sparkforge.mx.table import LARGEST_SCALE
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig

@@ -170,6 +170,8 @@ class DenseOperands(ctypes.Structure):
         ("n", ctypes.c_int),
         ("tiles", ctypes.c_int),
         ("rows", ctypes.c_int),
+        ("factor", ctypes.c_void_p),
+        ("listed", ctypes.c_void_p),
     ]
 
 
@@ -182,6 +184,8 @@ class ExpandOperands(ctypes.Structure):
         ("out", ctypes.c_void_p),
         ("n", ctypes.c_int),
         ("tiles", ctypes.c_int),
+        ("factor", ctypes.c_void_p),
+        ("listed", ctypes.c_void_p),
     ]
 
 

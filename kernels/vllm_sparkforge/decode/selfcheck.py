@@ -8,7 +8,7 @@ more than ``TOLERANCE`` is not used, and neither are others of its kind from the
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,8 @@ from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 
 from vllm_sparkforge.decode import dense, experts, verdicts
+from vllm_sparkforge.mx.formats import mxfp4_dequantize
+from vllm_sparkforge.mx.table import Format, rows
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -50,7 +52,7 @@ def passes(kind: str, shape: tuple[int, ...], strict: bool, compare: Callable[[]
     and shape.
 
     Args:
-        kind: MXFP4, MXFP8, INT8, BF16, MXFP4 experts, row-major MXFP4 experts, norms and
+        kind: a format's label, BF16, MXFP4 experts, row-major MXFP4 experts, norms and
             routers, or rotary embedding and (FP8) KV cache.
         shape: of the layer's weights.
         strict: whether a failure is an error (``decode_kernels`` is on).
@@ -129,58 +131,37 @@ def _random_bytes(like: torch.Tensor, low: int, high: int) -> torch.Tensor:
 # -- dense layers ----------------------------------------------------------------------
 
 
-def dequantize(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Expand MXFP4 (uint8 [N, K // 2]) or MXFP8 (float8_e4m3fn [N, K]) to bfloat16,
-    with E8M0 scales (uint8 [N, K // 32]), or INT8 (int8 [N, K]), with scales in bfloat16
-    ([N, K // 64])."""
-    if weight.dtype == torch.uint8:
-        table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=weight.device)
-        table = torch.cat([table, -table])
-        values = table[torch.stack([weight & 15, weight >> 4], -1).flatten(-2).int()]
-    else:
-        values = weight.float()
-    int8 = weight.dtype == torch.int8
-    factors = scale.float() if int8 else torch.exp2(scale.view(torch.uint8).float() - 127)
-    values = values.unflatten(-1, (scale.shape[-1], -1)) * factors.unsqueeze(-1)
-    return values.flatten(-2).to(torch.bfloat16)
-
-
 def compare_mx(
-    weight: torch.Tensor,
-    scale: torch.Tensor,
+    form: Format,
+    tensors: Sequence[torch.Tensor],
     bias: torch.Tensor | None,
-    packed: tuple[torch.Tensor, torch.Tensor],
+    packed: Sequence[torch.Tensor],
+    k: int,
 ) -> float:
-    """Return the largest difference between a packed weight and torch.
+    """Return the largest difference between a packed weight [N, K] and torch.
 
     Args:
-        weight: see ``dense.pack``.
-        scale: see ``dense.pack``.
+        tensors: what ``form.quantise`` gave.
         bias: bfloat16 [N], or None.
-        packed: what ``dense.pack`` made of both.
+        packed: what ``form.pack`` made of them.
 
     """
-    if not weight.view(torch.uint8).any():  # of a dummy checkpoint
-        weight = _random_bytes(weight, 0, 127)  # no NaN of E4M3, in both formats
-        int8 = weight.dtype == torch.int8
-        scale = torch.rand_like(scale) if int8 else _random_bytes(scale, 117, 123)
-        packed = dense.pack(weight, scale)
-    n, k = weight.shape[0], dense.columns(weight)
+    n, device = tensors[0].shape[0], tensors[0].device
+    if not tensors[0].view(torch.uint8).any():  # of a dummy checkpoint
+        tensors = form.quantise(torch.randn(n, k, device=device, dtype=torch.bfloat16))
+        packed = form.pack(*tensors)
     counts = (*ROWS, dense.LAUNCH_ROWS, dense.LAUNCH_ROWS + 1)
     many = dense.MX_ROWS + 1
-    x = torch.randn(many, k, device=weight.device, dtype=torch.bfloat16)
+    x = torch.randn(many, k, device=device, dtype=torch.bfloat16)
     theirs = x.new_empty(many, n)
     step = max(1, (16 << 20) // k)
     for first in range(0, n, step):
-        rows = slice(first, first + step)
-        theirs[:, rows] = F.linear(
-            x,
-            dequantize(weight[rows], scale[rows]),
-            None if bias is None else bias[rows],
-        )
+        some = slice(first, first + step)
+        expanded = form.dequantise(*rows(tensors, some))
+        theirs[:, some] = F.linear(x, expanded, None if bias is None else bias[some])
 
     def product(count: int) -> torch.Tensor:
-        return dense.mx_linear(x[:count], *packed, bias, n)
+        return dense.mx_linear(x[:count], form.name, packed, bias, n)
 
     return _worst(distance(product(m), theirs[:m]) for m in (*counts, many))
 
@@ -257,7 +238,7 @@ def _row_major_matrix(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor
     """Expand one expert's matrix, whose scales lie in tiles of 128 x 4."""
     n, groups = scale.shape
     tiles = scale.view(torch.uint8).view(n // 128, groups // 4, 32, 4, 4)
-    return dequantize(weight, tiles.permute(0, 3, 2, 1, 4).reshape(n, groups))
+    return mxfp4_dequantize(weight, tiles.permute(0, 3, 2, 1, 4).reshape(n, groups))
 
 
 def row_major_experts(

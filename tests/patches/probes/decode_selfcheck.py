@@ -3,6 +3,7 @@
 from typing import Any
 
 from tests.patches.probes.decode_device import (
+    BLOCKS,
     SPOILS,
     configured,
     forget,
@@ -15,14 +16,14 @@ from tests.patches.probes.decode_device import (
 from tests.patches.probes.decode_experts import experts_layer
 
 
-def _kept_in_bf16() -> dict[str, Any]:
-    """An INT8 layer without decode kernels."""
+def _kept_in_bf16(form: str) -> dict[str, Any]:
+    """A layer without decode kernels."""
     import torch
 
     from tests.patches.probes.decode_device import error_of, mx_layer
 
-    with configured("off", mxfp4_layers="qkv=int8"), logged() as lines:
-        layer = mx_layer("int8")
+    with configured("off", mxfp4_layers=f"qkv={form}"), logged() as lines:
+        layer = mx_layer(form)
     x = torch.randn(3, 128).to(torch.bfloat16)
     out, _ = layer(x)
     wanted = x.double() @ layer.weight.double().T + layer.bias.double()
@@ -35,6 +36,7 @@ def self_check(launches: Any) -> dict[str, Any]:
     import torch
     from vllm_sparkforge.decode import selfcheck
     from vllm_sparkforge.mx.linear import DecodeKernel
+    from vllm_sparkforge.mx.table import FORMATS
 
     def dense(
         kind: str,
@@ -46,13 +48,17 @@ def self_check(launches: Any) -> dict[str, Any]:
         zero: bool = False,
     ) -> dict[str, Any]:
         layer = torch.nn.Module()
-        weight, scale = random_weight(kind, n, k)
-        scale[7, 1] = 2.0 ** (largest - 127) if kind == "int8" else largest
+        weight, scale, *factor = random_weight(kind, n, k)
+        if factor:
+            factor[0].fill_(2.0 ** (largest - 127))
+        else:
+            scale[7, 1] = 2.0 ** (largest - 127) if kind.startswith("int") else largest
         if zero:
             weight = torch.zeros_like(weight.view(torch.uint8)).view(weight.dtype)
-        layer.weight = torch.nn.Parameter(weight, requires_grad=False)
-        layer.weight_scale = torch.nn.Parameter(scale, requires_grad=False)
-        layer.params_dtype, layer.output_size_per_partition = dtype, n
+        for attribute, one in zip(FORMATS[kind].names, (weight, scale, *factor), strict=True):
+            setattr(layer, attribute, torch.nn.Parameter(one, requires_grad=False))
+        layer.params_dtype = dtype
+        layer.output_size_per_partition, layer.input_size_per_partition = n, k
         found: dict[str, Any] = {}
 
         class Fallback:
@@ -63,7 +69,7 @@ def self_check(launches: Any) -> dict[str, Any]:
             def apply_weights(self, layer: Any, x: Any, bias: Any) -> Any:
                 return "by the fallback"
 
-        kernel = DecodeKernel(kind.upper(), Fallback())
+        kernel = DecodeKernel(FORMATS[kind], Fallback())
         with logged() as lines:
             try:
                 load(kernel, layer)
@@ -90,14 +96,14 @@ def self_check(launches: Any) -> dict[str, Any]:
             launches.spoil = spoil
             forget()
             with configured(option):
-                for kind in ("mxfp4", "mxfp8", "int8"):
+                for kind in BLOCKS:
                     result[f"{name}, {kind}, {option}"] = dense(kind, 48, 128)
                 if option == "auto":
                     result[f"{name}, another shape"] = dense("mxfp4", 64, 128)
                 # a checkpoint of zeros is compared, too
                 forget()
-                result[f"{name}, zero weights, {option}"] = dense("mxfp4", 48, 128, zero=True)
-                result[f"{name}, zero INT8, {option}"] = dense("int8", 48, 128, zero=True)
+                for kind in BLOCKS:
+                    result[f"{name}, zero {kind}, {option}"] = dense(kind, 48, 128, zero=True)
         forget()
         with configured("auto"), logged() as lines:
             layer = linear_layer(2048, 2112, torch.bfloat16)
@@ -125,5 +131,6 @@ def self_check(launches: Any) -> dict[str, Any]:
         result["float16"] = dense("mxfp4", 48, 128, torch.float16)
         result["a scale of 191"] = dense("mxfp4", 48, 128, largest=191)
         result["a scale of 2**64"] = dense("int8", 48, 128, largest=191)
-    result["kept in BF16"] = _kept_in_bf16()
+        result["a factor of 2**55"] = dense("nvfp4", 48, 128, largest=182)
+    result["kept in BF16"] = {form: _kept_in_bf16(form) for form in ("int8", "int6")}
     return result

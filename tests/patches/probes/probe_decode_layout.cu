@@ -20,6 +20,24 @@ template <class T> void list(const char* name, const std::vector<T>& values, con
   std::printf("]%s", end);
 }
 
+// What lanes read of the weights of the first tile: halves of words, by n and k as `mma` takes them.
+template <class FORMAT> std::vector<unsigned> read(const std::vector<unsigned>& words) {
+  std::vector<unsigned> found(16 * 64);
+  for (int lane = 0; lane < 32; lane++)
+    for (int h = 0; h < 2; h++) {
+      unsigned own[FORMAT::kWords], both[2][4];
+      for (int i = 0; i < FORMAT::kWords; i++)
+        own[i] = i / 4 * 4 + 4 > FORMAT::kWords ? words[i / 4 * 128 + lane * 2 + i % 4] : words[i / 4 * 128 + lane * 4 + i % 4];
+      FORMAT::half(own, h, both[0], both[1]);
+      for (int r = 0; r < 2; r++)
+        for (int i = 0; i < 8; i++) {
+          const int q = lane % 4, k = FORMAT::kFirst == 8 ? 8 * q + i : i / 4 * 16 + 4 * q + i % 4;
+          found[(lane / 4 + 8 * r) * 64 + 32 * h + k] = both[r][i / 2] >> (16 * (i % 2)) & 0xffff;
+        }
+    }
+  return found;
+}
+
 template <class FORMAT> void packed(const char* name, int bits, const char* end) {
   const int n = 40, k = 192, tiles = k / 64, rows = (n + 15) / 16 * 16, groups = tiles * FORMAT::kScales;
   std::vector<unsigned> codes(n * k), scales(n * groups), put((size_t)rows * groups);
@@ -27,18 +45,37 @@ template <class FORMAT> void packed(const char* name, int bits, const char* end)
   for (int row = 0; row < n; row++) {
     for (int column = 0; column < k; column++) {
       unsigned code = dice() % (1u << bits);
-      if (FORMAT::kScales == 1 && code == 128) code = 0;  // INT8 has one zero
+      if ((name[0] == 'i') && code == 1u << (bits - 1)) code = 0;  // integers have one zero
       codes[row * k + column] = code;
       FORMAT::put(words.data(), code, row, column, tiles);
     }
     for (int group = 0; group < groups; group++)
-      put[FORMAT::scale_of(row, group, tiles)] = scales[row * groups + group] = dice() % 191;
+      put[FORMAT::scale_of(row, group, tiles)] = scales[row * groups + group] = dice() % 127;
   }
   std::printf("\"%s\": {\"n\": %d, \"k\": %d, ", name, n, k);
   list("codes", codes);
   list("scales", scales);
   list("words", std::vector<int>(words.begin(), words.end()));
+  list("read", read<FORMAT>(words));
   list("packed_scales", put, "}");
+  std::printf("%s", end);
+}
+
+// Codes have sign, exponent and mantissa (1, 4, 7 bits); the largest exponent is there in each tile.
+void lossless(const char* end) {
+  const int n = 40, k = 192, tiles = k / 64, rows = (n + 15) / 16 * 16;
+  std::vector<unsigned> codes(n * k), words((size_t)rows * k * 12 / 32);
+  for (int row = 0; row < n; row++)
+    for (int column = 0; column < k; column++) {
+      unsigned code = dice() % 4096;
+      if ((code >> 7) % 16 == 0) code &= 2048;
+      if (row % 16 == 0 && column % 64 == 0) code |= 15 << 7;
+      dense::Lossless::put(words.data(), codes[row * k + column] = code, row, column, tiles);
+    }
+  std::printf("\"lossless\": {\"n\": %d, \"k\": %d, ", n, k);
+  list("codes", codes);
+  list("words", std::vector<int>(words.begin(), words.end()));
+  list("read", read<dense::Lossless>(words), "}");
   std::printf("%s", end);
 }
 
@@ -76,14 +113,10 @@ int main() {
   std::printf("{\"packed\": {");
   packed<dense::Mxfp4>("mxfp4", 4, ", ");
   packed<dense::Mxfp8>("mxfp8", 8, ", ");
-  packed<dense::Int8>("int8", 8, "}, ");
-  std::vector<unsigned> pairs;  // of bytes that follow one another
-  for (unsigned byte = 0; byte < 256; byte++) {
-    unsigned first, second;
-    dense::Int8::pairs(byte | (byte + 1) % 256 << 8 | (byte + 2) % 256 << 16 | (byte + 3) % 256 << 24, first, second);
-    pairs.push_back(first), pairs.push_back(second);
-  }
-  list("int8_pairs", pairs);
+  packed<dense::Int8>("int8", 8, ", ");
+  packed<dense::Int6>("int6", 6, ", ");
+  packed<dense::Nvfp4>("nvfp4", 4, "}, ");
+  lossless(", ");
   std::vector<int> place, scales, biases;
   for (int lane = 0; lane < 32; lane++)
     for (int word = 0; word < 4; word++)
@@ -123,8 +156,10 @@ int main() {
   e4m3("1", 1, "}, ");
   std::printf("\"structures\": {");
   list<int>("Dense", {(int)sizeof(D), AT(D, x), AT(D, weights), AT(D, scales), AT(D, bias), AT(D, residual),
-                      AT(D, out), AT(D, n), AT(D, tiles), AT(D, rows)});
-  list<int>("Expand", {(int)sizeof(X), AT(X, weights), AT(X, scales), AT(X, out), AT(X, n), AT(X, tiles)});
+                      AT(D, out), AT(D, n), AT(D, tiles), AT(D, rows), AT(D, factor),
+                      AT(D, listed)});
+  list<int>("Expand", {(int)sizeof(X), AT(X, weights), AT(X, scales), AT(X, out), AT(X, n), AT(X, tiles),
+                       AT(X, factor), AT(X, listed)});
   list<int>("Combine", {(int)sizeof(C), AT(C, experts), AT(C, ids), AT(C, residual), AT(C, norm), AT(C, sum),
                         AT(C, normed), AT(C, k), AT(C, epsilon)});
   list<int>("Norm", {(int)sizeof(N), AT(N, x), AT(N, residual), AT(N, norm), AT(N, sum), AT(N, normed), AT(N, k),

@@ -91,8 +91,9 @@ def test_bytes_grow_with_context_batch_and_bits(
     # weights are shared by the batch: each token gets cheaper
     assert more / (batch + 1) < total() / batch
     for kind in ("qkv", "o", "lm_head"):
-        fewer, more, most = (total(other={kind: form}) for form in ("mxfp4", "mxfp8", "bf16"))
-        assert fewer < more < most
+        forms = ("mxfp4", "nvfp4", "int6", "mxfp8", "lossless", "bf16")
+        sizes = [total(other={kind: form}) for form in forms]
+        assert sizes == sorted(set(sizes))
 
 
 def test_a_batch_reads_the_experts_of_all_its_tokens() -> None:
@@ -110,13 +111,15 @@ def test_a_batch_reads_the_experts_of_all_its_tokens() -> None:
         ("qkv,o,lm_head=mxfp8", {"qkv": "mxfp4", "o": "mxfp4", "lm_head": "mxfp8"}),
         (" qkv=mxfp4 , o=mxfp8", {"qkv": "mxfp4", "o": "mxfp8"}),
         ("moe,lm_head,o=int8", {"o": "int8", "lm_head": "mxfp4"}),
+        ("qkv=int6,o=nvfp4", {"qkv": "int6", "o": "nvfp4"}),
+        ("lm_head=lossless", {"lm_head": "lossless"}),
     ],
 )
 def test_layers_are_parsed(text: str, layers: dict[str, str]) -> None:
     assert parse_layers(text) == layers
 
 
-@pytest.mark.parametrize("text", ["", "qkv,", "head", "o,o=mxfp8", "qkv=nvfp4", "moe=mxfp8"])
+@pytest.mark.parametrize("text", ["", "qkv,", "head", "o,o=mxfp8", "qkv=bf16", "moe=mxfp8"])
 def test_wrong_layers_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_layers(text)
