@@ -190,6 +190,7 @@ SENTENCES: Mapping[str, re.Pattern[str]] = {
     "linear": re.compile(
         r"\] Using (\w+?)(?:M[xX][fF][pP][48]|Int8)\w*Kernel for (?:MXFP[48]|INT8) GEMM"
     ),
+    "failed": re.compile(r"\] Kernels that failed their trial: (.+)\."),
     # Few rows of the experts, with Marlin as MoE backend. "switched off": chosen, and then found
     # wrong by their self-check; the plugin warns, and serves with Marlin
     "experts": re.compile(
