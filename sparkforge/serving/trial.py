@@ -73,13 +73,14 @@ def _verdict(
     verdict: dict[str, Any] = {}
     assert child.stdout is not None
     try:
-        for line in io.TextIOWrapper(child.stdout, "utf-8", errors="replace"):
-            if line.startswith("verdict: "):
-                verdict = json.loads(line.partition(" ")[2])
-            elif line.startswith("trial: "):
-                say(options.shown(line))
-            else:
-                print(line, end="", flush=True)
+        with io.TextIOWrapper(child.stdout, "utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.startswith("verdict: "):
+                    verdict = json.loads(line.partition(" ")[2])
+                elif line.startswith("trial: "):
+                    say(options.shown(line))
+                else:
+                    print(line, end="", flush=True)
         child.wait()
     finally:
         supervise.kill(child.pid)

@@ -69,11 +69,13 @@ def _run_child(
 
     def read() -> None:
         assert child.stdout is not None
-        for line in child.stdout:
-            lines.put(line)
+        with child.stdout:
+            for line in child.stdout:
+                lines.put(line)
         lines.put("")
 
-    threading.Thread(target=read, daemon=True).start()
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
     kind, part, problem, text = ALL, "", "", ""
     allowed_s = load_s
     end = time.monotonic() + load_s
@@ -103,6 +105,7 @@ def _run_child(
             _note(found, say, kind, problem, text, part=part)
     finally:
         child.kill()
+        reader.join(DEATH_S)
         try:
             child.wait(DEATH_S)
         except subprocess.TimeoutExpired:  # the driver holds it

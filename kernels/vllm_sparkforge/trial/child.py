@@ -32,7 +32,7 @@ def attempt(kind: kinds.Kind) -> dict[str, Any]:
         problem = "" if right else "wrong"
         text = more.pop("text", f"differs by {difference:.2g}")
     except Exception as error:
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         if isinstance(error, torch.OutOfMemoryError) or "OUT_OF_MEMORY" in text:
             problem = "memory"
         else:  # the driver's and torch's errors of a device have no end
