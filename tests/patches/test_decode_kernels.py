@@ -351,3 +351,18 @@ def test_int8_without_them_is_kept_in_bf16(computed: Any) -> None:
     named, kept = answer["said"]
     assert named == "INFO: Using ExpandedInt8LinearKernel for INT8 GEMM"
     assert kept.startswith("INFO: INT8 weights are kept in BF16: ")
+
+
+def test_every_expert_is_compared(computed: Any) -> None:
+    assert set(computed["self_check"]["draws"]) == {"4", "6", "32", "128"}
+    assert all(found == [True, True] for found in computed["self_check"]["draws"].values())
+
+
+def test_an_order_that_marlin_reads_alike_is_found(computed: Any) -> None:
+    """By the last expert's bytes of the checkpoint, which are kept until the comparison."""
+    orders = computed["self_check"]["orders"]
+    assert orders["false"][:3] == [True, True, False]
+    used, *kept, said = orders["true"]
+    assert not used
+    assert kept == [True, False]
+    assert "MXFP4 experts are switched off" in said[0]

@@ -120,7 +120,9 @@ class Cutlass:
     """Stands in for FlashInfer's CUTLASS MoE: nine tactics, of which some are wrong or slow."""
 
     def __init__(self, wrong: set[int], faults: set[int]) -> None:
-        self.wrong, self.faults, self.pairs = wrong, faults, []
+        self.wrong, self.faults = wrong, faults
+        self.made: Any = None  # the experts, as a checkpoint has them
+        self.stage = 0
 
     def get_valid_tactics(self, inputs: Any, profile: Any) -> list[int]:
         return [0, 1, 2, 3] if self.stage == 1 else [4, 5, 6]
@@ -135,7 +137,6 @@ class Cutlass:
             for self.stage in (1, 2):
                 name = f"trtllm::fused_moe::gemm{self.stage}"
                 pair.append(tuner.choose_one(name, [self], None, [], gemm_idx=self.stage)[1])
-        self.pairs.append(pair)
         if self.faults & set(pair):
             raise RuntimeError("CUDA error: an illegal instruction was encountered")
         x, out = given["input"].float(), given["output"]

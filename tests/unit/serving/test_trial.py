@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.serving import devices, supervise, trial
+from sparkforge.serving import devices, options, supervise, trial
 from sparkforge.serving.options import EX_CONFIG, StartError
 from sparkforge.serving.profile import Watch
 from tests.support import ROOT
@@ -97,7 +97,7 @@ CHOSEN = {
     "moe_backend": "flashinfer_cutlass",
     "expect": {"failed": "CUTLASS TACTIC 3", "moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8"},
 }
-NOTHING = {"failed": [], "moe_backend": None, "expect": {}}
+NOTHING: dict[str, Any] = {"failed": [], "moe_backend": None, "expect": {}}
 
 
 @pytest.fixture
@@ -164,10 +164,10 @@ def test_its_verdict_reaches_both_servers(
     failed = ",".join(verdict["failed"]) or None
     backend = verdict["moe_backend"] or "marlin"
     for server in (small, real):
-        words = trial.options.for_plugin(server.command)
-        config = json.loads(trial.options.value(words, "--additional-config") or "{}")
+        words = options.for_plugin(server.command)
+        config = json.loads(options.value(words, "--additional-config") or "{}")
         assert config.get("sparkforge", {}).get("failed") == failed
-        assert trial.options.value(words, "--moe-backend") == backend
+        assert options.value(words, "--moe-backend") == backend
     assert real.expected == wanted
     # the same device, driver and options: neither is run again
     assert len(start(NOTHING)) == 1
