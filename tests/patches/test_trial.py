@@ -68,6 +68,7 @@ CHOSEN = {"moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8"}
         ("one is wrong", 8, True, [0]),
         ("two fault", 9, True, [1, 5]),
         ("all are wrong", 6, False, []),
+        ("not compiled", 0, False, []),
     ],
 )
 def test_experts_of_prompts_are_chosen_by_what_is_right_and_faster(

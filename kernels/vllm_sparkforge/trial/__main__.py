@@ -127,7 +127,7 @@ def verdict(found: Found) -> dict[str, Any]:
         expect["linear"] = None  # more than one, perhaps
     if backend:
         expect["moe"] = choice["name"]
-    keep = all(one["problem"] != "memory" for one in wrong.values())
+    keep = all(found[kind]["problem"] != "memory" for kind in failed if kind in found)
     return {"failed": sorted(failed), "moe_backend": backend, "expect": expect, "keep": keep}
 
 

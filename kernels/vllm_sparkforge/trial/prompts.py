@@ -30,6 +30,13 @@ _CALLS = 3
 Pair = tuple[int, int]
 
 
+def _is_compiled() -> bool:
+    """Whether the module is there: it takes an hour to compile."""
+    from flashinfer.jit.fused_moe import gen_cutlass_fused_moe_sm120_module
+
+    return bool(gen_cutlass_fused_moe_sm120_module().is_compiled)
+
+
 def leave_out(failed: frozenset[str]) -> None:
     """Keep FlashInfer's autotuner from the tactics that failed."""
     numbers = {int(one.removeprefix(_TACTIC)) for one in failed if one.startswith(_TACTIC)}
@@ -94,7 +101,7 @@ class Prompts:
         from vllm_sparkforge.trial import kinds
 
         family = current_platform.is_device_capability_family(120)
-        if not family or not has_flashinfer_cutlass_fused_moe():
+        if not (family and has_flashinfer_cutlass_fused_moe() and _is_compiled()):
             return
         order = experts.ROW_MAJOR_KIND
         yield kinds.Kind(order, PART, lambda: {"difference": self._trial.compare_experts(order)})

@@ -133,7 +133,7 @@ class Cutlass:
         pair = given["profile_ids"]
         if pair is None:
             pair = []
-            tuner = sys.modules["flashinfer.autotuner"].AutoTuner()  # type: ignore[attr-defined]
+            tuner = sys.modules["flashinfer.autotuner"].AutoTuner()
             for self.stage in (1, 2):
                 name = f"trtllm::fused_moe::gemm{self.stage}"
                 pair.append(tuner.choose_one(name, [self], None, [], gemm_idx=self.stage)[1])
@@ -169,9 +169,15 @@ def _prompts(launches: Any) -> dict[str, Any]:
 
     from tests.patches.probes import decode_row_major
 
-    module = types.ModuleType("flashinfer.autotuner")
-    module.AutoTuner = Tuner  # type: ignore[attr-defined]
-    sys.modules["flashinfer.autotuner"] = module
+    compiled = types.SimpleNamespace(is_compiled=True)
+    for name, what in (
+        ("autotuner", {"AutoTuner": Tuner}),
+        ("jit.fused_moe", {"gen_cutlass_fused_moe_sm120_module": lambda: compiled}),
+    ):
+        module = types.ModuleType(f"flashinfer.{name}")
+        vars(module).update(what)
+        sys.modules[module.__name__] = module
+    sys.modules["flashinfer.jit"] = types.ModuleType("flashinfer.jit")
     sys.modules["flashinfer"].block_scale_interleave = decode_row_major._interleave  # type: ignore[attr-defined]
     result: dict[str, Any] = {}
     cases: dict[str, Any] = {
@@ -180,11 +186,13 @@ def _prompts(launches: Any) -> dict[str, Any]:
         "one is wrong": ({"wrong": {0}}, 2.0),
         "two fault": ({"faults": {1, 5}}, 2.0),
         "all are wrong": ({"wrong": {0, 1, 2, 3}}, 2.0),
+        "not compiled": ({}, 2.0),
     }
     platform, usual = vllm.platforms._current_platform, kinds.Trial.experts_of
     layers: dict[str, Any] = {}  # all cases have the same experts
     for name, (how, speed) in cases.items():
         cutlass = Cutlass(**{"wrong": set(), "faults": set(), **how})
+        compiled.is_compiled = name != "not compiled"
 
         def ms(call: Any, speed: float = speed) -> float:
             call()
