@@ -13,6 +13,7 @@ faster experts of prompts may be chosen. The verdict, JSON behind ``verdict: ``,
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -134,6 +135,8 @@ def verdict(found: Found) -> dict[str, Any]:
 def main() -> None:
     """Run the trial of a plan."""
     began = time.monotonic()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # or the child would live on
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     child = [sys.executable, "-m", "vllm_sparkforge.trial.child"]
     found = run(json.loads(sys.argv[1]), child, lambda text: print(f"trial: {text}", flush=True))
     print(f"trial: {time.monotonic() - began:.0f} s")

@@ -17,7 +17,7 @@ import pytest
 from sparkforge.serving import devices, options, supervise, trial
 from sparkforge.serving.options import EX_CONFIG, StartError
 from sparkforge.serving.profile import Watch
-from tests.support import ROOT
+from tests.support import PATIENCE_S, ROOT, wait_for
 from tests.unit.serving.test_launch import Signals, machine, main, profile
 
 __all__ = ["machine"]  # a fixture
@@ -261,6 +261,23 @@ def test_a_signal_ends_it(monkeypatch: Patch, tmp_path: Path) -> None:
     with pytest.raises(supervise.StoppedError):
         trial.run({"options": {}}, variables, signals, "", None)
     assert signals.child is None
+
+
+def test_a_signal_ends_the_process_with_the_kernels(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import time; time.sleep(60)")
+    path = f"{ROOT / 'kernels'}{os.pathsep}{tmp_path}"
+    asked = json.dumps({"options": {}, "moe_backend": "marlin", "choose": False})
+    command = [sys.executable, "-m", f"{trial.MODULE}.trial", asked]
+    parent = supervise.start(command, {**os.environ, "PYTHONPATH": path})
+    try:
+        wait_for(lambda: len(supervise.session(parent.pid)) == 2)
+        parent.terminate()
+        said, _ = parent.communicate(timeout=PATIENCE_S)  # the child has the same pipe
+        assert b"verdict" not in said
+        assert parent.returncode == 128 + signal.SIGTERM
+        assert not supervise.session(parent.pid)
+    finally:
+        supervise.kill(parent.pid)
 
 
 def test_options_that_are_no_json_are_refused(monkeypatch: Patch) -> None:
