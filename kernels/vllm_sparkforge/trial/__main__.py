@@ -13,6 +13,7 @@ faster experts of prompts may be chosen. The verdict, JSON behind ``verdict: ``,
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -132,11 +133,18 @@ def verdict(found: Found) -> dict[str, Any]:
     return {"failed": sorted(failed), "moe_backend": backend, "expect": expect, "keep": keep}
 
 
+def _end(number: int, _: object) -> None:
+    """End, with the child, which may be starting."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """Run the trial of a plan."""
     began = time.monotonic()
-    for number in (signal.SIGTERM, signal.SIGHUP):  # or the child would live on
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     child = [sys.executable, "-m", "vllm_sparkforge.trial.child"]
     found = run(json.loads(sys.argv[1]), child, lambda text: print(f"trial: {text}", flush=True))
     print(f"trial: {time.monotonic() - began:.0f} s")
