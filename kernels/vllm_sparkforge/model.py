@@ -33,6 +33,7 @@ from vllm_sparkforge import contract, graph_memory, options
 from vllm_sparkforge.decode import bf16, layer, module, rotary
 from vllm_sparkforge.mx.linear import MxLinearMethod, lossless_method
 from vllm_sparkforge.mx.table import FORMATS
+from vllm_sparkforge.trial import prompts
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -109,6 +110,9 @@ class SparkGptOssForCausalLM(GptOssForCausalLM):
         if quantised and (reason := contract.broken("layers")) is not None:
             raise ValueError(f"{options.KEY}: mxfp4_layers cannot be used: {reason}")
         # what torch.compile makes of the model follows from this wheel, too
+        if chosen.failed:  # sparkforge/serving/profile.py looks for this line
+            logger.warning("Kernels that failed their trial: %s.", ",".join(sorted(chosen.failed)))
+        prompts.leave_out(chosen.failed)
         used = chosen.decode_kernels != "off"
         options.note(vllm_config, "kernels", module.fingerprint() if used else "")
         super().__init__(vllm_config=vllm_config, prefix=prefix)

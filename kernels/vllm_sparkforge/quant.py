@@ -26,7 +26,7 @@ from vllm.platforms import current_platform
 from vllm.utils.math_utils import round_up
 
 from vllm_sparkforge import contract, options
-from vllm_sparkforge.decode import bf16, experts, module
+from vllm_sparkforge.decode import bf16, expertcheck, experts, module
 from vllm_sparkforge.mx.linear import MxLinearMethod, lossless_method
 from vllm_sparkforge.mx.table import FORMATS
 
@@ -292,6 +292,14 @@ class MoEMethod(GptOssMxfp4MoEMethod):
             )
         self.experts_cls = few_rows(self.experts_cls)
 
+    def _setup_kernel(self, layer: Module, *tensors: Any, **named: Any) -> None:
+        """Put the weights into the backend's order; the self-check knows one expert's before."""
+        if all(tensor is not None for tensor in tensors):
+            last = expertcheck.Checkpoint(*(tensor.data[-1:].clone() for tensor in tensors))
+            layer.decode_last_expert = last
+        super()._setup_kernel(layer, *tensors, **named)
+        layer.__dict__.pop("decode_last_expert", None)
+
     def maybe_roundup_sizes(
         self, hidden_size: int, intermediate_size_per_partition: int, *rest: Any, **named: Any
     ) -> tuple[int, int]:
@@ -306,8 +314,9 @@ class MoEMethod(GptOssMxfp4MoEMethod):
             hidden_size, intermediate_size_per_partition, *rest, **named
         )
         if self.mxfp4_backend == Mxfp4MoeBackend.MARLIN and self.moe.in_dtype == torch.bfloat16:
-            hidden = min(hidden, round_up(hidden_size, 128))
-            inner = min(inner, round_up(intermediate_size_per_partition, 64))
+            multiple, of_inner = experts.PADDED[experts.KIND]
+            hidden = min(hidden, round_up(hidden_size, multiple))
+            inner = min(inner, round_up(intermediate_size_per_partition, of_inner))
         return hidden, inner
 
 

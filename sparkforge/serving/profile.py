@@ -190,6 +190,7 @@ SENTENCES: Mapping[str, re.Pattern[str]] = {
     "linear": re.compile(
         r"\] Using (\w+?)(?:(?i:mxfp|nvfp|int)\d|Lossless)LinearKernel for [A-Z]+\d? GEMM"
     ),
+    "failed": re.compile(r"\] Kernels that failed their trial: (.+)\."),
     # Few rows of the experts, with Marlin as MoE backend. "switched off": chosen, and then found
     # wrong by their self-check; the plugin warns, and serves with Marlin
     "experts": re.compile(

@@ -397,3 +397,18 @@ def test_the_compile_cache_knows_which_lossless_layers_stay(computed: Any) -> No
     assert answers["packed"]["key"] == answers["packed again"]["key"]
     assert answers["packed"]["key"] != answers["a long list"]["key"]
     assert answers["a long list"]["key"] == answers["kernels that fail"]["key"]
+
+
+def test_every_expert_is_compared(computed: Any) -> None:
+    assert set(computed["self_check"]["draws"]) == {"4", "6", "32", "128"}
+    assert all(found == [True, True] for found in computed["self_check"]["draws"].values())
+
+
+def test_an_order_that_marlin_reads_alike_is_found(computed: Any) -> None:
+    """By the last expert's bytes of the checkpoint, which are kept until the comparison."""
+    orders = computed["self_check"]["orders"]
+    assert orders["false"][:3] == [True, True, False]
+    used, *kept, said = orders["true"]
+    assert not used
+    assert kept == [True, False]
+    assert "MXFP4 experts are switched off" in said[0]

@@ -215,7 +215,9 @@ class MxLinearMethod(LinearMethodBase):
             platform = current_platform._enum.name
             raise ValueError(f"Weight-only {self.form.label} has no kernel on {platform}.")
         fallback = self._marlin(shape) or ExpandedKernel(self.form)
-        ours = module.enabled(get_current_vllm_config(), "layers")
+        config = get_current_vllm_config()
+        failed = self.form.label in options.of(config).failed
+        ours = module.enabled(config, "layers") and not failed
         theirs = "Expanded" if isinstance(fallback, ExpandedKernel) else "Marlin"
         self._say("Decode" if ours else theirs)
         return DecodeKernel(self.form, fallback)

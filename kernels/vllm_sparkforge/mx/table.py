@@ -134,3 +134,4 @@ LOSSLESS = Format(
     names=("weight", "weight_scale", "weight_listed"),
 )
 """BF16 as it is, packed. It is none of those: a layer that cannot have it stays as it is."""
+EVERY = {**FORMATS, LOSSLESS.name: LOSSLESS}

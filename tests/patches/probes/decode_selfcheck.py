@@ -1,6 +1,7 @@
 """What becomes of layers whose decode kernels are wrong, or that they cannot take."""
 
 from typing import Any
+from unittest import mock
 
 from tests.patches.probes.decode_device import (
     BLOCKS,
@@ -14,6 +15,8 @@ from tests.patches.probes.decode_device import (
     right,
 )
 from tests.patches.probes.decode_experts import experts_layer
+
+NAMES = ("w13", "w2")
 
 
 def _kept_in_bf16(form: str) -> dict[str, Any]:
@@ -29,6 +32,47 @@ def _kept_in_bf16(form: str) -> dict[str, Any]:
     wanted = x.double() @ layer.weight.double().T + layer.bias.double()
     names = [name for name, _ in layer.named_parameters()]
     return {"parameters": names, "error": error_of(out, wanted), "said": lines}
+
+
+def _draws() -> dict[int, list[bool]]:
+    """Whether every one of so many experts is compared, and a row's are four."""
+    import torch
+    from vllm_sparkforge.decode import expertcheck
+
+    found = {}
+    for count in (4, 6, 32, 128):
+        rows = [row for ids in expertcheck._draws(count, torch.device("cpu")) for row in ids]
+        seen = {int(one) for row in rows for one in row}
+        found[count] = [seen == set(range(count)), all(len(set(row.tolist())) == 4 for row in rows)]
+    return found
+
+
+def _order(*, wrong: bool) -> list[Any]:
+    """Whether experts are used; ``wrong``: in another order, which Marlin and the kernels read."""
+    import torch
+    from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod
+    from vllm_sparkforge.decode import expertcheck
+    from vllm_sparkforge.quant import MoEMethod
+
+    forget()
+    kept: list[Any] = []
+    with configured("auto"), logged() as lines:
+        marlin, layer, data = experts_layer(192, 128, 6)
+        if wrong:
+            layer.w13_weight.data[-1] = layer.w13_weight.data[-1].flip(0)
+        names = [f"{name}_{what}" for what in ("weight", "weight_scale", "bias") for name in NAMES]
+
+        def convert(self: Any, layer: Any, *tensors: Any) -> None:
+            kept.append(layer.decode_last_expert)
+            load(marlin, layer)
+
+        with mock.patch.object(GptOssMxfp4MoEMethod, "_setup_kernel", new=convert):
+            given = [torch.nn.Parameter(data[name], requires_grad=False) for name in names]
+            MoEMethod.__new__(MoEMethod)._setup_kernel(layer, *given)
+    (last,) = kept
+    same = all(torch.equal(one[0], data[name][-1]) for one, name in zip(last, names, strict=True))
+    assert isinstance(last, expertcheck.Checkpoint)
+    return [marlin.uses_decode_kernels, same, hasattr(layer, "decode_last_expert"), lines]
 
 
 def self_check(launches: Any) -> dict[str, Any]:
@@ -133,4 +177,6 @@ def self_check(launches: Any) -> dict[str, Any]:
         result["a scale of 2**64"] = dense("int8", 48, 128, largest=191)
         result["a factor of 2**55"] = dense("nvfp4", 48, 128, largest=182)
     result["kept in BF16"] = {form: _kept_in_bf16(form) for form in ("int8", "int6")}
+    result["draws"] = _draws()
+    result["orders"] = {wrong: _order(wrong=wrong) for wrong in (False, True)}
     return result

@@ -32,6 +32,7 @@ from tests.patches.probes import (
     decode_rotary,
     decode_row_major,
     decode_selfcheck,
+    decode_trial,
 )
 from tests.patches.probes.decode_device import (
     BLOCKS,
@@ -182,6 +183,7 @@ def _compute(asked: dict[str, Any], folder: Path, out: Path) -> None:
         "cache": decode_cache.cache,
         "metrics": decode_metrics.metrics,
         "parts": decode_parts.parts,
+        "trial": decode_trial.trial,
     }
     for name, step in steps.items():
         try:
