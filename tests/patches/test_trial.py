@@ -30,8 +30,9 @@ def test_right_kernels_leave_a_server_as_it_is(computed: Any) -> None:
 
 def test_every_kind_of_kernel_is_tried(computed: Any) -> None:
     kinds = computed["trial"]["all kinds"]
-    assert list(kinds) == [*DENSE, "MXFP4 experts", "norms and routers"]
-    assert {part for _, part in kinds.values()} == {"rotary", "layers", "bf16", "experts", "norms"}
+    dense = ["rotary embedding and FP8 KV cache", "LOSSLESS", "NVFP4", "INT6"]
+    assert list(kinds) == [*dense, "MXFP4 experts", "norms and routers"]
+    assert {part for _, part in kinds.values()} == {"rotary", "layers", "experts", "norms"}
     assert {problem for problem, _ in kinds.values()} == {""}
 
 
