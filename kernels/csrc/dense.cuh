@@ -9,38 +9,12 @@
 namespace dense {
 
 // Weights lie in tiles of 16 n x 64 k, the tiles of 16 n in a run. Of a tile's words a lane has 4 of each
-// 128, and 2 of a rest of 64: weights g and g + 8 at 16 k of one half of the tile and 16 of the other.
-
-// Which of a half's 32 k a lane has, in the order of `mma`'s operands: k = 8q ... 8q + 7,
-struct Eights {
-  static constexpr int kFirst = 8;  // times q
-  __device__ static uint4 row(const bf16* x) { return *reinterpret_cast<const uint4*>(x); }
-  // Stage k = 8c ... 8c + 7 of 32 so that a lane's are together.
-  __device__ static void stage(bf16* x, int c, uint4 v) { *reinterpret_cast<uint4*>(x + 8 * c) = v; }
-  __device__ static void write(bf16* out, uint4 v) { *reinterpret_cast<uint4*>(out) = v; }
-};
-
-// or k = 4q ... 4q + 3 and 16 + 4q ... 16 + 4q + 3, so that each `mma` has 16 neighbours.
-struct Fours {
-  static constexpr int kFirst = 4;
-  __device__ static uint4 row(const bf16* x) {
-    const uint2 a = *reinterpret_cast<const uint2*>(x), b = *reinterpret_cast<const uint2*>(x + 16);
-    return make_uint4(a.x, a.y, b.x, b.y);
-  }
-  __device__ static void stage(bf16* x, int c, uint4 v) {
-    bf16* to = x + c % 2 * 16 + c / 2 * 4;
-    *reinterpret_cast<uint2*>(to) = make_uint2(v.x, v.y);
-    *reinterpret_cast<uint2*>(to + 8) = make_uint2(v.z, v.w);
-  }
-  __device__ static void write(bf16* out, uint4 v) {
-    *reinterpret_cast<uint2*>(out) = make_uint2(v.x, v.y);
-    *reinterpret_cast<uint2*>(out + 16) = make_uint2(v.z, v.w);
-  }
-};
+// 128, and 2 of a rest of 64: weights g and g + 8 at k = 8q ... 8q + 7 and 32 more.
 
 // Scales of a weight's row in a tile, each for as many k: first those of weight g, then those of g + 8.
 template <int SCALES> struct Scaled {
-  static constexpr bool kScaled = true;
+  static constexpr bool kTiled = true;
+  static constexpr bool kScaled = true;  // sums are, not weights
   static constexpr bool kFactor = false;  // of the whole weight
   static constexpr int kScales = SCALES;
 
@@ -76,30 +50,13 @@ template <int SCALES> struct Bf16Scale : Scaled<SCALES> {
   }
 };
 
-// An E4M3 scale for 16 k, not negative, and an FP32 factor for the whole weight. Where FP16 has its exponent the bits
-// stand for 2^-8 times the scale, exactly. That is enough: sums are far from FP32's ends without being raised.
-struct E4m3Scale : Scaled<4> {
-  static constexpr bool kFactor = true;
-  static constexpr int kScaleWords = 2;
-
-  __device__ static float raised(const unsigned (&scales)[2], int r, int i) {
-    const unsigned two = (i % 2 ? scales[r] >> 1 : scales[r] << 7) & 0x3f803f80u;
-    float result;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"((unsigned short)(two >> (16 * (i / 2)))));
-    return result;
-  }
-  __device__ static float factor(const unsigned (&scales)[2], int r, int i) {
-    return raised(scales, r, i) * 5.421010862427522e-20f;  // 2^-64
-  }
-};
-
-// E2M1. Word 2h + r is weight g + 8r at a lane's k of half h. In a word, pair j of these (2j in the low half, 2j + 1
-// in the high half) has its sign, exponent and mantissa at these bits:
+// E2M1. A lane's 32-bit word 2h + r is weight g + 8r at k = 32h + 8q ... + 7. In a word, pair j of these
+// (2j in the low half, 2j + 1 in the high half) has its sign, exponent and mantissa at these bits:
 __host__ __device__ constexpr int sign_bit(int j) { return j == 3 ? 14 : 15 - 3 * j; }
 __host__ __device__ constexpr int exponent_bit(int j) { return j == 3 ? 10 : 7 - 3 * j; }
 __host__ __device__ constexpr int mantissa_bit(int j) { return j == 3 ? 13 : 6 - 3 * j; }
 
-struct Mxfp4 : E8m0, Eights {
+struct Mxfp4 : E8m0 {
   static constexpr int kWords = 4;  // of a lane in a tile
   static constexpr float kBack = ::kBack;
 
@@ -125,21 +82,39 @@ struct Mxfp4 : E8m0, Eights {
   }
 };
 
-// E2M1 with the scales of NVFP4.
-struct Nvfp4 : E4m3Scale, Fours {
-  static constexpr int kWords = 4;
-  static constexpr float kBack = 7.737125245533627e25f;  // 126 - 48 + 8 = 86
+// E2M1 with an E4M3 scale for 16 k, from 2^-6, and an FP32 factor for the whole weight. A product of both has six
+// bits, so weights are multiplied, not sums, and rows need not go up. All of a lane's k in half a tile have one scale:
+// of the lanes 2p and 2p + 1 a word has those of (g, 16 k) (g + 8, 16 k) (g, 16 of the next 32) (g + 8, the same).
+struct Nvfp4 {
+  static constexpr bool kTiled = true, kScaled = false, kFactor = true;
+  static constexpr int kWords = 4, kScaleWords = 1;
+  static constexpr int kScales = 4;
+  static constexpr float kBack = 4194304.f;  // 126 - 104 = 22
 
+  __host__ __device__ static size_t scale_of(int n, int group, int tiles) {  // a byte
+    const int g = n % 8, r = n % 16 / 8, h = group % 4 / 2;
+    return ((((size_t)(n / 16) * tiles + group / 4) * 8 + g) * 2 + group % 2) * 4 + 2 * h + r;
+  }
   __host__ __device__ static void put(unsigned* words, unsigned code, int n, int k, int tiles) {
-    Mxfp4::put(words, code, n, k / 32 * 32 + k % 16 / 4 * 8 + k % 32 / 16 * 4 + k % 4, tiles);
+    Mxfp4::put(words, code, n, k, tiles);
   }
   __host__ __device__ static void half(const unsigned (&v)[4], int h, unsigned (&low)[4], unsigned (&high)[4]) {
     Mxfp4::half(v, h, low, high);
   }
+  // Two scales of weight g + 8r as BF16, times 2^104: BF16's exponent is E4M3's plus 224 - 104.
+  __host__ __device__ static unsigned two(unsigned scales, int r) {
+    return ((r ? scales >> 4 : scales << 4) & 0x07f007f0u) | 0x70007000u;
+  }
+  __device__ static void multiply(unsigned scales, int h, unsigned (&low)[4], unsigned (&high)[4]) {
+    const unsigned own = h ? 0x3232 : 0x1010;
+    const unsigned of_low = __byte_perm(two(scales, 0), 0, own), of_high = __byte_perm(two(scales, 1), 0, own);
+#pragma unroll
+    for (int j = 0; j < 4; j++) low[j] = product(low[j], of_low), high[j] = product(high[j], of_high);
+  }
 };
 
 // E4M3. Word 4h + 2r + c is weight g + 8r at k = 32h + 8q + 4c ... + 3, its bytes k 0, 2, 1, 3 of these.
-struct Mxfp8 : E8m0, Eights {
+struct Mxfp8 : E8m0 {
   static constexpr int kWords = 8;
   static constexpr float kBack = 256.f;  // 120 - 48 - 64 = 8
 
@@ -164,7 +139,7 @@ struct Mxfp8 : E8m0, Eights {
 
 // INT8, signs and magnitudes, in the order of E4M3. The magnitude is a BF16's mantissa: a subnormal, m * 2^-133.
 // Of two bytes in half a word each has the other's sign: one pair needs a mask, the other has its bytes swapped.
-struct Int8 : Bf16Scale<1>, Eights {
+struct Int8 : Bf16Scale<1> {
   static constexpr int kWords = 8;
   static constexpr float kBack = 2097152.f;  // 133 - 48 - 64 = 21
 
@@ -195,7 +170,7 @@ struct Int8 : Bf16Scale<1>, Eights {
 // 5 ... 8 of both halves free. Words 2h, 2h + 1 and 4 + h have pairs 2i and, turned by 6, 2i + 1 of half h, those of
 // weight g first. The seventh and eighth pair have 8 bits in the first and second of these words, turned by 10, and
 // the two highest of both magnitudes in the third.
-struct Int6 : Bf16Scale<2>, Eights {
+struct Int6 : Bf16Scale<2> {
   static constexpr int kWords = 6;
   static constexpr float kBack = 2097152.f;
   static constexpr unsigned kPair = 0x801f801fu, kLow = 0x80078007u, kHigh = 0x00180018u;
@@ -229,7 +204,7 @@ struct Int6 : Bf16Scale<2>, Eights {
 // 8 + 2h + r has exponents of four bits, those of weight g + 8r at a lane's k of half h. An exponent is counted from
 // that of the tile, e, so that `mma` gets a BF16 with the exponents 0 ... 15. The tile's scale, a byte, is e + 15: sums
 // are multiplied by 2^(e - 112). What a tile cannot hold is zero there, and in a list. 1,537 bytes a tile.
-struct Lossless : Scaled<1>, Eights {
+struct Lossless : Scaled<1> {
   static constexpr int kWords = 12;
   static constexpr int kScaleWords = 1;
   static constexpr float kBack = 18446744073709551616.f;  // 112 - 48 = 64
@@ -268,10 +243,10 @@ template <class FORMAT> constexpr bool kListed = false;
 template <> constexpr bool kListed<Lossless> = true;
 
 // BF16, without scales, in rows as everything else has them: weights g and g + 8 are two rows.
-struct Bf16 : Eights {
+struct Bf16 {
   static constexpr int kWords = 16;
   static constexpr int kScaleWords = 1;
-  static constexpr bool kScaled = false, kFactor = false;
+  static constexpr bool kTiled = false, kScaled = false, kFactor = false;
   static constexpr float kBack = 1.f;
 
   __device__ static void half(const unsigned (&v)[16], int h, unsigned (&low)[4], unsigned (&high)[4]) {
@@ -326,13 +301,19 @@ template <int FEW> struct Listed {
 template <class FORMAT> struct Tile {  // of one lane
   unsigned weights[FORMAT::kWords], scales[FORMAT::kScaleWords];
 
+  // Pairs of half a tile, with scales that are not of sums.
+  __device__ __forceinline__ void half(int h, unsigned (&low)[4], unsigned (&high)[4]) const {
+    FORMAT::half(weights, h, low, high);
+    if constexpr (FORMAT::kTiled && !FORMAT::kScaled) FORMAT::multiply(scales[0], h, low, high);
+  }
+
   template <int GROUPS>  // of eight rows
   __device__ __forceinline__ void multiply(const uint4 (&x)[GROUPS][2], float (&acc)[GROUPS][4]) const {
     float sums[GROUPS][4] = {};
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       unsigned low[4], high[4];
-      FORMAT::half(weights, h, low, high);
+      half(h, low, high);
 #pragma unroll
       for (int group = 0; group < GROUPS; group++) {
         float(&d)[4] = FORMAT::kScaled ? sums[group] : acc[group];
@@ -353,23 +334,28 @@ template <class FORMAT> struct Tile {  // of one lane
   }
 
   // Rows as `multiply` takes them.
-  __device__ static __forceinline__ uint4 raised(uint4 v) { return FORMAT::kScaled ? up(v) : v; }
+  __device__ static __forceinline__ uint4 row(const bf16* x) {
+    const uint4 v = *reinterpret_cast<const uint4*>(x);
+    return FORMAT::kScaled ? up(v) : v;
+  }
 };
 
 // Where a lane finds its part of the tiles of 16 weights' rows.
 template <class FORMAT> struct Lane {
+  // words of scales for a g of a tile; NVFP4: of two pairs of lanes
+  static constexpr int kStride = FORMAT::kFactor ? 2 * FORMAT::kScaleWords : FORMAT::kScaleWords;
   const uint4 *low, *high;
   const unsigned* scales;
 
   __device__ __forceinline__ Lane(const Operands& o, int block, int lane) {
     const int g = lane / 4, q = lane % 4;
-    if constexpr (FORMAT::kScaled) {
+    if constexpr (FORMAT::kTiled) {
       const uint4* tiles = o.weights + (size_t)block * o.tiles * 8 * FORMAT::kWords;
       low = tiles + lane;
       high = nullptr;
       if constexpr (FORMAT::kWords % 4)
         high = reinterpret_cast<const uint4*>(reinterpret_cast<const uint2*>(tiles + 8 * (FORMAT::kWords - 2)) + lane);
-      scales = o.scales + ((size_t)block * o.tiles * 8 + g) * FORMAT::kScaleWords;
+      scales = o.scales + ((size_t)block * o.tiles * 8 + g) * kStride + (kStride > FORMAT::kScaleWords ? q / 2 : 0);
     } else {
       low = o.weights + (size_t)min(block * 16 + g, o.n - 1) * o.tiles * 8 + q;
       high = o.weights + (size_t)min(block * 16 + g + 8, o.n - 1) * o.tiles * 8 + q;
@@ -382,7 +368,7 @@ template <class FORMAT> struct Lane {
       const uint4 w = __ldcs(from);
       v.weights[at] = w.x, v.weights[at + 1] = w.y, v.weights[at + 2] = w.z, v.weights[at + 3] = w.w;
     };
-    if constexpr (FORMAT::kScaled) {
+    if constexpr (FORMAT::kTiled) {
       const size_t first = (size_t)tile * 8 * FORMAT::kWords;
 #pragma unroll
       for (int i = 0; i < FORMAT::kWords / 4; i++) four(4 * i, low + first + 32 * i);
@@ -391,7 +377,7 @@ template <class FORMAT> struct Lane {
         v.weights[FORMAT::kWords - 2] = w.x, v.weights[FORMAT::kWords - 1] = w.y;
       }
       if constexpr (FORMAT::kScaleWords == 1) {
-        v.scales[0] = __ldcs(scales + (size_t)tile * 8);
+        v.scales[0] = __ldcs(scales + (size_t)tile * 8 * kStride);
       } else {
         const uint2 s = __ldcs(reinterpret_cast<const uint2*>(scales + (size_t)tile * 16));
         v.scales[0] = s.x, v.scales[1] = s.y;
@@ -460,7 +446,7 @@ __device__ __forceinline__ void narrow(const Operands& o) {
   const bool reads = kGroups > 1 || g < o.rows;
   const bf16* x_of[kGroups];
 #pragma unroll
-  for (int i = 0; i < kGroups; i++) x_of[i] = o.x + (size_t)min(8 * i + g, o.rows - 1) * o.tiles * 64 + FORMAT::kFirst * q;
+  for (int i = 0; i < kGroups; i++) x_of[i] = o.x + (size_t)min(8 * i + g, o.rows - 1) * o.tiles * 64 + 8 * q;
   float acc[kGroups][4] = {};
   for (int first = warp; first < o.tiles; first += U * WARPS) {
 #pragma unroll
@@ -472,7 +458,7 @@ __device__ __forceinline__ void narrow(const Operands& o) {
       for (int i = 0; i < kGroups; i++)
 #pragma unroll
         for (int h = 0; h < 2; h++)
-          x[i][h] = reads ? Tile<FORMAT>::raised(FORMAT::row(x_of[i] + tile * 64 + 32 * h)) : make_uint4(0, 0, 0, 0);
+          x[i][h] = reads ? Tile<FORMAT>::row(x_of[i] + tile * 64 + 32 * h) : make_uint4(0, 0, 0, 0);
       v[u].multiply(x, acc);
       if (next < o.tiles) from.load(v[u], next);
     }
@@ -521,8 +507,7 @@ __device__ __forceinline__ void wide(const Operands& o) {
   const int pitch = k + 32;  // two rows apart, 16-byte reads of eight lanes meet no bank twice
   for (int i = threadIdx.x; i < o.rows * k / 8; i += WARPS * 32) {
     const int row = i / (k / 8), at = i % (k / 8) * 8;
-    const uint4 v = *reinterpret_cast<const uint4*>(o.x + (size_t)row * k + at);
-    FORMAT::stage(shared + row * pitch + at / 32 * 32, at % 32 / 8, Tile<FORMAT>::raised(v));
+    *reinterpret_cast<uint4*>(shared + row * pitch + at) = Tile<FORMAT>::row(o.x + (size_t)row * k + at);
   }
   const float factor = factor_of<FORMAT>(o.factor);
   __syncthreads();
@@ -586,7 +571,7 @@ template <class FORMAT> __device__ __forceinline__ void expand(const Expanded& o
   const Operands operands{nullptr, o.weights, o.scales, nullptr, nullptr, nullptr, o.n, o.tiles};
   const Lane<FORMAT> from(operands, blockIdx.x, lane);
   const float whole = factor_of<FORMAT>(o.factor);
-  constexpr float kUnit = 5192296858534827628530496329220096.f;  // 2^112, as scales and rows have
+  constexpr float kUnit = FORMAT::kScaled ? 5192296858534827628530496329220096.f : 1.f;  // 2^112, as scales and rows have
   take_turn();
   for (int tile = threadIdx.x / 32; tile < o.tiles; tile += blockDim.x / 32) {
     Tile<FORMAT> v;
@@ -594,27 +579,26 @@ template <class FORMAT> __device__ __forceinline__ void expand(const Expanded& o
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       unsigned pairs[2][4];
-      FORMAT::half(v.weights, h, pairs[0], pairs[1]);
+      v.half(h, pairs[0], pairs[1]);
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         const int n = blockIdx.x * 16 + g + 8 * r;
         if (n >= o.n) continue;
+        float factor = FORMAT::kBack * whole;
+        if constexpr (kListed<FORMAT>)
+          factor = FORMAT::raised(v.scales, r, 0);  // 2^(e - 112)
+        else if constexpr (FORMAT::kScaled)
+          factor *= FORMAT::factor(v.scales, r, h * FORMAT::kScales / 2);
         unsigned words[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-          const int at = (2 * h + j / 2) * FORMAT::kScales / 4;
-          float factor;
-          if constexpr (kListed<FORMAT>)
-            factor = FORMAT::raised(v.scales, r, at);  // 2^(e - 112)
-          else
-            factor = FORMAT::factor(v.scales, r, at) * FORMAT::kBack * whole;
           const float first = __uint_as_float(pairs[r][j] << 16) * kUnit;
           const float second = __uint_as_float(pairs[r][j] & 0xffff0000u) * kUnit;
           const __nv_bfloat162 both = __floats2bfloat162_rn(first * factor, second * factor);
           words[j] = *reinterpret_cast<const unsigned*>(&both);
         }
-        bf16* out = o.out + ((size_t)n * o.tiles + tile) * 64 + 32 * h + FORMAT::kFirst * q;
-        FORMAT::write(out, make_uint4(words[0], words[1], words[2], words[3]));
+        *reinterpret_cast<uint4*>(o.out + ((size_t)n * o.tiles + tile) * 64 + 32 * h + 8 * q) =
+            make_uint4(words[0], words[1], words[2], words[3]);
       }
     }
   }

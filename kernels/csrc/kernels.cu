@@ -31,8 +31,8 @@
 
 DENSE(mxfp4, Mxfp4, 4, 4, 5, 8, 3)
 DENSE(mxfp4, Mxfp4, 4, 4, 3, 16, 2)
-DENSE(nvfp4, Nvfp4, 3, 4, 3, 8, 3)
-DENSE(nvfp4, Nvfp4, 4, 4, 2, 16, 1)
+DENSE(nvfp4, Nvfp4, 3, 4, 4, 8, 3)
+DENSE(nvfp4, Nvfp4, 3, 4, 2, 16, 2)
 DENSE(int6, Int6, 2, 3, 3, 8, 3)
 DENSE(int6, Int6, 3, 3, 2, 16, 2)
 DENSE(mxfp8, Mxfp8, 2, 2, 3, 8, 3)

@@ -6,8 +6,9 @@
 //
 // A weight keeps its bits of exponent and mantissa where BF16 has its lowest exponent bits (integers: mantissa),
 // so it stands for its value times 2^-126 (E2M1), 2^-120 (E4M3) or 2^-133 (integers), exactly, and costs a shift
-// and a mask. Rows go up by 2^48 and scales by 2^64; `kBack` takes the rest off the sum. So rows must be below
-// 2^79 and scales at most 2^63 (E8M0 190), which the Python side checks at load. E4M3's NaN counts as 480.
+// and a mask. Rows go up by 2^48 and scales by 2^64 (E4M3: other powers); `kBack` takes the rest off the sum. So rows
+// must be below 2^79 and scales at most 2^63 (E8M0 190), which the Python side checks at load. A weight in E4M3 that is
+// NaN counts as 480.
 #pragma once
 #include <cuda_bf16.h>
 
@@ -15,14 +16,13 @@ using bf16 = __nv_bfloat16;
 
 constexpr float kBack = 16384.f;  // of E2M1: 126 - 48 - 64 = 14
 
-__device__ __forceinline__ unsigned up(unsigned two_bf16) {  // times 2^48
+__device__ __forceinline__ unsigned product(unsigned two_bf16, unsigned two_others) {
   unsigned result;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;"
-      : "=r"(result)
-      : "r"(two_bf16), "r"(0x57805780u), "r"(0x80008000u));
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(two_bf16), "r"(two_others), "r"(0x80008000u));
   return result;
 }
 
+__device__ __forceinline__ unsigned up(unsigned two_bf16) { return product(two_bf16, 0x57805780u); }  // times 2^48
 constexpr float kDown = 1.f / 281474976710656;  // and back
 
 __device__ __forceinline__ uint4 up(uint4 v) {

@@ -115,21 +115,17 @@ def int6(x: npt.NDArray[np.floating]) -> Quantized:
 
 
 def nvfp4(x: npt.NDArray[np.floating]) -> Quantized:
-    """Quantise to E2M1 under E4M3 scales of 16 elements, each of which brings the largest to 6, and
-    one float32 factor for all, which brings the largest scale to 448. A scale of zero makes
-    zeros of its elements."""
+    """Quantise to E2M1 under E4M3 scales of 16 elements, each of which brings the largest to 6 or
+    is 2**-6, and one float32 factor for all, which brings the largest scale to 448."""
     blocks = x.astype(np.float32).reshape(*x.shape[:-1], -1, 16)
     largest = np.abs(blocks).max(axis=-1)
     factor = np.maximum(largest.max() / np.float32(6 * 448), np.finfo(np.float32).tiny)
     wanted = (largest / np.float32(6) / factor).astype(np.float64)
-    codes = _nearest(np.minimum(wanted, 448), E4M3)
-    scales = E4M3[codes].astype(np.float32)
-    units = (scales * factor)[..., None]
-    sizes = np.divide(np.abs(blocks), units, out=np.zeros_like(blocks), where=units > 0)
-    found = _nearest(sizes.astype(np.float64), E2M1)
-    values = np.copysign(E2M1[found] * units.astype(np.float64), blocks).reshape(x.shape)
-    signed = (found | np.signbit(blocks) << 3).astype(np.uint8).reshape(x.shape)
-    return Quantized(signed, scales, values)
+    scales = E4M3[_nearest(np.clip(wanted, 2.0**-6, 448), E4M3)].astype(np.float32)[..., None]
+    codes = _nearest((np.abs(blocks) / (scales * factor)).astype(np.float64), E2M1)
+    values = np.copysign(E2M1[codes] * scales * float(factor), blocks).reshape(x.shape)
+    signed = (codes | np.signbit(blocks) << 3).astype(np.uint8).reshape(x.shape)
+    return Quantized(signed, scales[..., 0], values)
 
 
 def bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -8,7 +8,10 @@ compared with it.
 import shutil
 from typing import Any
 
+import numpy as np
 import pytest
+
+from tests.patches import mx_reference as mx
 
 COVERED = ("9.0", "12.1")
 KINDS = ("mxfp4", "mxfp8", "int8", "int6", "nvfp4")
@@ -32,6 +35,15 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA co
 def test_weights_are_packed_where_the_kernels_read_them(computed: Any) -> None:
     assert len(computed["packing"]) == 4 * len(KINDS) + 2
     assert all(computed["packing"].values()), computed["packing"]
+
+
+@needs_nvcc
+def test_scales_of_nvfp4_are_exact_in_bf16(decode_layout: Any) -> None:
+    """Those that are normal: no quantiser of ours gives others."""
+    two = np.array(decode_layout["two"], np.uint32)
+    halves = np.stack([two << np.uint32(16), two & np.uint32(0xFFFF0000)], -1).view(np.float32)
+    wanted = mx.E4M3.repeat(4)[32:] * 2.0**104
+    np.testing.assert_array_equal(halves.flatten()[32:], wanted)
 
 
 @needs_nvcc

@@ -290,7 +290,7 @@ def nvfp4_quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, to
     """Quantize a weight [N, K] to NVFP4, a slice at a time.
 
     The factor brings the largest magnitude of the weight to 6 * 448; the scale that of the block to
-    6, rounded to nearest. Elements round as MXFP4's do.
+    6, rounded to nearest, at least 2**-6, which is normal. Elements round as MXFP4's do.
 
     Returns:
         Packed elements, uint8 [N, K // 2], the even element in the low nibble, scales,
@@ -309,9 +309,9 @@ def nvfp4_quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, to
         sizes = blocks.abs()
         largest = sizes.amax(dim=-1)
         scale = largest / torch.full_like(largest, _E2M1[-1]) / factor
-        scales[part] = scale.clamp_(max=_E4M3_MAX).to(torch.float8_e4m3fn)
-        unit = (scales[part].to(torch.float32) * factor).unsqueeze(-1)
-        sizes = (sizes / unit).mul_(2).masked_fill_(unit == 0, 0)
+        scales[part] = scale.clamp_(2.0**-6, _E4M3_MAX).to(torch.float8_e4m3fn)
+        sizes /= (scales[part].to(torch.float32) * factor).unsqueeze(-1)
+        sizes *= 2
         packed[part] = _e2m1(sizes, blocks)
     return packed, scales, factor
 
@@ -323,5 +323,5 @@ def nvfp4_dequantize(
     table = torch.tensor(_E2M1, dtype=torch.float32, device=packed.device)
     codes = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2).to(torch.int32)
     values = torch.cat((table, -table))[codes].unflatten(-1, (-1, NVFP4_BLOCK))
-    values *= (scales.to(torch.float32) * factor).unsqueeze(-1)
-    return values.flatten(-2).to(torch.bfloat16)
+    values *= scales.to(torch.float32).unsqueeze(-1)  # exact
+    return (values * factor).flatten(-2).to(torch.bfloat16)

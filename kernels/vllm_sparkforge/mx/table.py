@@ -116,7 +116,7 @@ FORMATS = {
             block=formats.NVFP4_BLOCK,
             quantise=formats.nvfp4_quantize,
             dequantise=formats.nvfp4_dequantize,
-            pack=partial(tiles.pack, tiles.nvfp4, 4, formats.NVFP4_BLOCK),
+            pack=tiles.pack_nvfp4,
             wrong=_wrong_factor,
             names=("weight", "weight_scale", "weight_global_scale"),
         ),

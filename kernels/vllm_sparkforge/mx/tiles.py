@@ -20,13 +20,8 @@ Words = Callable[[torch.Tensor, int], torch.Tensor]
 
 
 def pack(
-    words_of: Words,
-    bits: int,
-    block: int,
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    *others: torch.Tensor,
-) -> tuple[torch.Tensor, ...]:
+    words_of: Words, bits: int, block: int, weight: torch.Tensor, scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Put a weight [N, K], K a multiple of 64, into tiles.
 
     Args:
@@ -34,7 +29,6 @@ def pack(
         block: elements along K under one scale.
         weight: elements as their quantiser gives them.
         scale: [N, K // block].
-        others: as they are.
 
     Returns:
         Elements, int32 [B, K // 64, 32 * bits], and scales [B, K // 64, 8, 2, 64 // block], a byte
@@ -56,7 +50,16 @@ def pack(
         # row 8r + g, group 64 / block * t + h: block t g r h
         groups = F.pad(scale[rows], padding).view(-1, 2, 8, tiles, each)
         scales[some] = groups.permute(0, 3, 2, 1, 4)
-    return words, scales, *others
+    return words, scales
+
+
+def pack_nvfp4(
+    weight: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Put a weight into MXFP4's tiles; scales are uint8 [B, K // 64, 8, 2, 2, 2]."""
+    words, scales = pack(mxfp4, 4, 16, weight, scale)
+    # row 8r + g, group 2h + p: block t g p h r
+    return words, scales.unflatten(-1, (2, 2)).permute(0, 1, 2, 5, 4, 3).contiguous(), factor
 
 
 def mxfp4(weight: torch.Tensor, tiles: int) -> torch.Tensor:
@@ -73,12 +76,6 @@ def mxfp4(weight: torch.Tensor, tiles: int) -> torch.Tensor:
     # block t g q h r, then the two halves of a word
     half = half.to(torch.int16).permute(0, 3, 2, 5, 4, 1, 6).contiguous()
     return half.view(torch.int32)
-
-
-def nvfp4(weight: torch.Tensor, tiles: int) -> torch.Tensor:
-    """As MXFP4, in another order: of 32 columns, a lane's 8 are 4 of the first 16 and 4 others."""
-    some = weight.view(-1, 2, 4, 2).transpose(1, 2)
-    return mxfp4(some.reshape(weight.shape), tiles)
 
 
 def mxfp8(weight: torch.Tensor, tiles: int) -> torch.Tensor:

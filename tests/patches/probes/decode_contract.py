@@ -44,8 +44,6 @@ def unpack(words: torch.Tensor, kind: str, n: int, k: int) -> torch.Tensor:
     tiles = k // 64
     row, column = torch.arange(n)[:, None], torch.arange(k)[None, :]
     tile = row // 16 * tiles + column // 64
-    if kind == "nvfp4":  # a lane's eight are four of 16 neighbours and four of the next
-        column = column // 32 * 32 + column % 16 // 4 * 8 + column % 32 // 16 * 4 + column % 4
     g, r = row % 8, row % 16 // 8
     h, lane = column % 64 // 32, g * 4 + column % 32 // 8
     words = words.to(torch.int64) & 0xFFFFFFFF
@@ -97,8 +95,11 @@ def unpack_lossless(words: torch.Tensor, scales: torch.Tensor, n: int, k: int) -
 def unpack_scales(scales: torch.Tensor, block: int, n: int, k: int) -> torch.Tensor:
     """Read the scales of dense.cuh, E8M0 as uint8, to factors, float64 [n, k]."""
     row, group, each = torch.arange(n)[:, None], torch.arange(k // block)[None, :], 64 // block
-    tile = row // 16 * (k // 64) + group // each
-    found = scales[((tile * 8 + row % 8) * 2 + row % 16 // 8) * each + group % each]
+    place, r = (row // 16 * (k // 64) + group // each) * 8 + row % 8, row % 16 // 8
+    if block == 16:  # two pairs of lanes, halves of a tile, weights
+        found = scales[((place * 2 + group % 2) * 2 + group % 4 // 2) * 2 + r]
+    else:
+        found = scales[(place * 2 + r) * each + group % each]
     factors = found.to(torch.float64)
     factors = torch.exp2(factors - 127) if found.dtype == torch.uint8 else factors
     return factors.repeat_interleave(block, 1)

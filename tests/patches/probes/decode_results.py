@@ -41,13 +41,14 @@ def packing(places: dict[str, Any]) -> dict[str, Any]:
             scale = scale.to(torch.uint8)
             pairs = codes[:, ::2] | codes[:, 1::2] << 4
             weight = codes.view(torch.float8_e4m3fn) if kind == "mxfp8" else pairs
+        tensors = [weight, scale, *([torch.tensor(1.0)] if kind == "nvfp4" else [])]
         tiles._PACKED_ELEMS = 1  # a block at a time
-        words, scales = pack(weight, scale)
+        words, scales, *_ = pack(*tensors)
         same[f"{kind} weights"] = words.flatten().tolist() == table["words"]
         plain = scales.view(torch.int16) if kind.startswith("int") else scales
         same[f"{kind} scales"] = plain.flatten().tolist() == table["packed_scales"]
         tiles._PACKED_ELEMS = 8 << 20
-        again = pack(weight, scale)
+        again = pack(*tensors)
         same[f"{kind} at once"] = bool((again[0] == words).all() and (again[1] == scales).all())
         read = (torch.tensor(table["read"], dtype=torch.int32) << 16).view(torch.float32)
         found = read.to(torch.float64).view(16, 64) * 2.0 ** UNITS[kind]

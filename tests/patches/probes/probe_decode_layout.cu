@@ -30,10 +30,8 @@ template <class FORMAT> std::vector<unsigned> read(const std::vector<unsigned>& 
         own[i] = i / 4 * 4 + 4 > FORMAT::kWords ? words[i / 4 * 128 + lane * 2 + i % 4] : words[i / 4 * 128 + lane * 4 + i % 4];
       FORMAT::half(own, h, both[0], both[1]);
       for (int r = 0; r < 2; r++)
-        for (int i = 0; i < 8; i++) {
-          const int q = lane % 4, k = FORMAT::kFirst == 8 ? 8 * q + i : i / 4 * 16 + 4 * q + i % 4;
-          found[(lane / 4 + 8 * r) * 64 + 32 * h + k] = both[r][i / 2] >> (16 * (i % 2)) & 0xffff;
-        }
+        for (int i = 0; i < 8; i++)
+          found[(lane / 4 + 8 * r) * 64 + 32 * h + lane % 4 * 8 + i] = both[r][i / 2] >> (16 * (i % 2)) & 0xffff;
     }
   return found;
 }
@@ -117,6 +115,10 @@ int main() {
   packed<dense::Int6>("int6", 6, ", ");
   packed<dense::Nvfp4>("nvfp4", 4, "}, ");
   lossless(", ");
+  std::vector<unsigned> two;  // of scales (byte, 0, byte, 0) and (0, byte, 0, byte)
+  for (unsigned byte = 0; byte < 127; byte++)
+    two.push_back(dense::Nvfp4::two(byte * 0x10001u, 0)), two.push_back(dense::Nvfp4::two(byte * 0x1000100u, 1));
+  list("two", two);
   std::vector<int> place, scales, biases;
   for (int lane = 0; lane < 32; lane++)
     for (int word = 0; word < 4; word++)
