@@ -239,6 +239,8 @@ class Launch:
         share = memory.share(self.profile.memory, self.caller, self.machines)
         command = serve(model, [*naming, *place, *share, *words])
         say(f"profile {self.profile.choice or '-'}: {shlex.join(options.redacted(command))}")
+        if self.profile.choice == "fast":
+            say("fast has INT6 in the dense layers; MXFP4, as before: --mxfp4-layers qkv,o,lm_head")
         # a busy one would look hung
         hang_s = 0 if "--disable-log-stats" in command else checks.hang
         # three failed checks, and the time between them, fit into the time of a hang

@@ -79,39 +79,28 @@ def mxfp8(x: npt.NDArray[np.floating]) -> Quantized:
     return _quantize(blocks, exponents, E4M3)
 
 
-def int8(x: npt.NDArray[np.floating]) -> Quantized:
-    """Quantise to integers of up to 127 under the BF16 scale of least squared error: a 127th of the
-    largest magnitude, at least the smallest normal number, or one of the two numbers above it."""
-    blocks = x.astype(np.float64).reshape(*x.shape[:-1], -1, 64)
+def integers(x: npt.NDArray[np.floating], top: int, block: int) -> Quantized:
+    """Quantise to integers. The BF16 scale is the largest magnitude of a block / the largest
+    integer, at least the smallest normal number."""
+    blocks = x.astype(np.float64).reshape(*x.shape[:-1], -1, block)
     largest = np.abs(blocks).max(axis=-1)
-    first = np.maximum(bf16(largest.astype(np.float32) / np.float32(127)), np.float32(2.0**-126))
-    tries = []
-    for more in range(3):
-        scales = (first.view(np.uint32) + np.uint32(more << 16)).view(np.float32)
-        factors = scales.astype(np.float64)[..., None]
-        codes = np.rint(blocks / factors)
-        tries.append((np.square((codes * factors - blocks) / first[..., None]).sum(-1), scales))
-    errors = np.stack([error for error, _ in tries])
-    scales = np.choose(errors.argmin(axis=0), [scales for _, scales in tries])
-    scales = np.where(largest > 0, scales, 0).astype(np.float32)
+    scales = np.maximum(bf16(largest.astype(np.float32) / np.float32(top)), np.float32(2.0**-126))
     factors = scales.astype(np.float64)[..., None]
-    codes = np.rint(np.divide(blocks, factors, out=np.zeros_like(blocks), where=factors > 0))
-    assert np.abs(codes).max() <= 127
+    codes = np.rint(blocks / factors)
+    assert np.abs(codes).max() <= top
+    scales = np.where(largest > 0, scales, 0).astype(np.float32)
     values = (codes * factors).reshape(x.shape)
     return Quantized(codes.reshape(x.shape).astype(np.int8), scales, values)
+
+
+def int8(x: npt.NDArray[np.floating]) -> Quantized:
+    """Quantise to integers of up to 127 under scales of 64."""
+    return integers(x, 127, 64)
 
 
 def int6(x: npt.NDArray[np.floating]) -> Quantized:
-    """Quantise to integers of up to 31 under a BF16 scale, a 31st of the largest of 32."""
-    blocks = _blocks(x)
-    largest = np.abs(blocks).max(axis=-1)
-    scales = np.maximum(bf16(largest.astype(np.float32) / np.float32(31)), np.float32(2.0**-126))
-    factors = scales.astype(np.float64)[..., None]
-    codes = np.rint(blocks / factors)
-    assert np.abs(codes).max() <= 31
-    scales = np.where(largest > 0, scales, 0).astype(np.float32)
-    values = (codes * factors).reshape(x.shape)
-    return Quantized(codes.reshape(x.shape).astype(np.int8), scales, values)
+    """Quantise to integers of up to 31 under scales of 32."""
+    return integers(x, 31, 32)
 
 
 def nvfp4(x: npt.NDArray[np.floating]) -> Quantized:

@@ -66,7 +66,7 @@ def _tried(launches: Any, found: dict[str, Any], spoil: Any = unspoilt, **plan: 
         lines.append(json.dumps(what))
 
     sizes = kinds.Sizes(hidden=192, inner=128, experts=16, heads=4, kv_heads=2, vocabulary=410)
-    asked = {"options": {"mxfp4_layers": LAYERS}, "moe_backend": "none"}
+    asked: dict[str, Any] = {"options": {"mxfp4_layers": LAYERS}, "moe_backend": "none"}
     asked |= {"kv_cache_dtype": "auto", "choose": False}
     before = list(selfcheck.RUNS)
     with torch.inference_mode():

@@ -39,18 +39,6 @@ def formats() -> dict[str, Any]:
     return found
 
 
-def compensated() -> dict[str, list[float]]:
-    """Squared error of the product, rounded to nearest and against correlated inputs."""
-    weight = torch.randn(48, 64).mul_(0.02).bfloat16()
-    x = torch.randn(512, 64) @ torch.randn(64, 64)
-    found = {}
-    for name in ("INT8, BF16 a 64", "FP4, E4M3 a 16, searched", "NL4, E4M3 a 16, searched"):
-        blocks = quantisers.BLOCKS[name]
-        both = (blocks(weight), trained.compensated(weight, x.T @ x, blocks))
-        found[name] = [error(x @ one.float().T, x @ weight.float().T) for one in both]
-    return found
-
-
 def patterns() -> dict[str, Any]:
     """Every BF16 pattern in 12 bits: tiles of 1024 neighbours, shuffled ones, and exponents of a
     few sizes in a tile; in slices of two tiles, the last row of tiles not full."""
@@ -106,7 +94,6 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     answers = {
         "formats": formats(),
-        "compensated": compensated(),
         "patterns": patterns(),
         "permuted": permuted(),
     }
