@@ -266,6 +266,8 @@ def main() -> None:
             name, _, rest = waiting.pop(0).partition("=")
             trees, _, layers = rest.partition(":")
             names.append(name)
+            if (options.out / f"{name}.json").exists():
+                continue  # of an earlier run
             paths = [*trees.split("+"), os.environ.get("PYTHONPATH", "")]
             variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
             variables["CUDA_VISIBLE_DEVICES"] = str(free[0])
