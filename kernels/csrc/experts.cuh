@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 //
-// gpt-oss's experts for one to eight rows, read where Marlin keeps them. An expert that several rows
-// chose is read once. No atomics; a row's result does not depend on the other rows.
+// gpt-oss's experts for one to 16 rows, read where Marlin keeps them. An expert is read once for up to four
+// of the rows that chose it. No atomics; a row's result does not depend on the other rows.
 #pragma once
 #include "mx.cuh"
 
 namespace experts {
 
-constexpr int kTop = 4;  // experts a row; a slot is one of a row's experts, so there are up to 32
+constexpr int kTop = 4;  // experts a row; a slot is one of a row's experts, so there are up to 64
+constexpr int kRows = 4;  // of an expert, that a block takes at most
 
 // Marlin's order: tiles of 16 k x 64 n,
 // 512 bytes, a lane 16 bytes. Nibble p of its 32-bit word is this weight of the tile:
@@ -38,47 +39,125 @@ struct Operands {
   const uint4* weights;         // [experts][pitch / 16][stride / 64] tiles
   const unsigned char* scales;  // [experts][pitch / 32][stride]
   const bf16* bias;             // [experts][stride]
-  const int* ids;               // [slots], the experts that the router chose; -1: a row that pads
-  const float* shares;          // [slots], the router's weights
+  int* ids;                     // [slots], the experts that the router chose; -1: a row that pads
+  float* shares;                // [slots], the router's weights
+  const bf16* logits;           // [rows][experts] of the router: choose; or null: ids and shares are given
+  const bool* padding;          // [rows], with logits: whether a row only pads; or null
   void* out;                    // gate_up: BF16 [slots][n / 2]; down: float [slots][n]
   int k, n, stride, rows;       // stride: n, and the columns that only pad
   int pitch;                    // k, and what only pads
+  int experts;                  // of which a row has logits: a multiple of four up to 128
 };
 
-// A slot's expert, and who else chose it.
-struct Sharers {
-  int expert;      // -1: the row pads
-  unsigned slots;  // a bit for each that has this expert
-
-  __device__ __forceinline__ Sharers(const Operands& o, int lane, int slot) {
-    const int id = lane < o.rows * kTop ? o.ids[lane] : -1;
-    expert = __shfl_sync(~0u, id, slot);
-    slots = __ballot_sync(~0u, id == expert);
+// A row's four largest logits: lane i of the first four gets the i-th expert, and its share, the softmax of
+// the four. Of equal ones the first expert counts as larger; NaN counts as largest.
+__device__ __forceinline__ int choose(const bf16* logits, int experts, int lane, float& share) {
+  uint2 v = make_uint2(0, 0);
+  if (lane * 4 < experts) v = __ldcg(reinterpret_cast<const uint2*>(logits) + lane);
+  unsigned key[4];  // a logit in an order of integers, and the expert
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const unsigned word = i < 2 ? v.x : v.y, bits = i % 2 ? word & 0xffff0000u : word << 16;
+    key[i] = lane * 4 < experts ? (bits >> 31 ? ~bits & 0xffff0000u : bits | 0x80000000u) | (0xffff - lane * 4 - i) : 0;
   }
-  __device__ __forceinline__ bool has(int row) const { return slots >> (row * kTop) & 15; }
-  __device__ __forceinline__ int slot_of(int row) const {
-    return row * kTop - 1 + __ffs(slots >> (row * kTop) & 15);
+  auto order = [&](int i, int j) {
+    const unsigned a = key[i], b = key[j];
+    key[i] = max(a, b), key[j] = min(a, b);
+  };
+  order(0, 1), order(2, 3), order(0, 2), order(1, 3), order(1, 2);
+  unsigned mine = 0;
+  float largest = 0, total = 0;
+#pragma unroll
+  for (int i = 0; i < kTop; i++) {
+    const unsigned top = __reduce_max_sync(~0u, key[0]);
+    if (key[0] == top) key[0] = key[1], key[1] = key[2], key[2] = key[3], key[3] = 0;
+    const float logit = __uint_as_float(top >> 31 ? top & 0x7fff0000u : ~top & 0xffff0000u);
+    if (i == 0) largest = logit;
+    const float weight = __expf(logit - largest);
+    total += weight;
+    if (lane == i) mine = top, share = weight;
+  }
+  share /= total;
+  return 0xffff - (mine & 0xffff);
+}
+
+// threadIdx.x anew, so that no register keeps what was computed from it before.
+__device__ __forceinline__ int thread_again() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
+// The experts of all slots, and for down the router's weights, to shared memory. Where gate_up chooses, its
+// first block writes both for kernels that wait for it. Ends with __syncthreads.
+template <int WARPS, bool GATE_UP>
+__device__ __forceinline__ void find(const Operands& o, int* ids, float* shares) {
+  const int thread = thread_again(), lane = thread % 32;
+  if (!o.logits && thread < o.rows * kTop) {
+    ids[thread] = __ldcg(o.ids + thread);
+    if (!GATE_UP) shares[thread] = __ldcg(o.shares + thread);
+  }
+  for (int row = thread / 32; o.logits && row < o.rows; row += WARPS) {
+    const bool pads = o.padding && o.padding[row];
+    float share = 0;
+    const int chosen = choose(o.logits + row * o.experts, o.experts, lane, share), id = pads ? -1 : chosen;
+    if (lane >= kTop) continue;
+    const int slot = row * kTop + lane;
+    ids[slot] = id;
+    if (!GATE_UP) shares[slot] = share;
+    if (GATE_UP && blockIdx.x == 0 && blockIdx.y == 0) o.ids[slot] = id, o.shares[slot] = share;
+  }
+  __syncthreads();
+}
+
+// The slots that have an expert, of which a block takes some: its own and the next ones. Those before are
+// others' work, and its own, too, if it is not the first of ROWS.
+template <int SLOTS, int ROWS> struct Group {
+  int expert;                // -1: there is nothing to do
+  unsigned long long slots;  // a bit each
+
+  __device__ __forceinline__ Group(const int* ids, int used, int slot, int lane) : expert(ids[slot]) {
+    slots = __ballot_sync(~0u, lane < used && ids[lane] == expert);
+    if (SLOTS > 32)
+      slots |= (unsigned long long)__ballot_sync(~0u, lane + 32 < used && ids[lane + 32] == expert) << 32;
+    const unsigned long long own = ~0ull << slot;
+    if (__popcll(slots & ~own) % ROWS) expert = -1;
+    slots &= own;
+    unsigned long long others = slots;
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) others &= others - 1;
+    slots ^= others;
+  }
+  // A warp lists them.
+  __device__ __forceinline__ void list(int* to, int lane) const {
+#pragma unroll
+    for (int slot = lane; slot < SLOTS; slot += 32)
+      if (slots >> slot & 1) to[__popcll(slots & ((1ull << slot) - 1))] = slot;
   }
 };
 
-// Block (64 * TILES columns, slot): for all rows that chose the slot's expert, unless an earlier slot
-// has it. gate_up: gate and up, which lie in turn, become SWIGLU-OAI. down: times the router's weight;
-// whoever reads the result adds a row's four. Shared memory: ROWS * (k + 32) * 2 bytes. Two blocks a
-// multiprocessor (three from two rows on) are the fastest on an H200: fewer registers a thread. ROWS are
-// the most rows.
-template <int WARPS, int U, int TILES, int ROWS, bool GATE_UP>
+// Block (slot, 64 * TILES columns): for up to ROWS of the rows that chose the slot's expert. Blocks of an
+// expert follow one another, so that what is read again is in L2. gate_up: gate and up, which lie in turn,
+// become SWIGLU-OAI. down: times the router's weight; whoever reads the result adds a row's four. Shared
+// memory: ROWS * (k + 32) * 2 bytes. Two blocks a multiprocessor (three from two rows on) are the fastest on
+// an H200: fewer registers a thread. MOST is the most rows of all.
+template <int WARPS, int U, int TILES, int MOST, bool GATE_UP>
 __device__ __forceinline__ void product(const Operands& o) {
   extern __shared__ __align__(16) bf16 shared[];
+  constexpr int ROWS = MOST < kRows ? MOST : kRows, kSlots = MOST * kTop;
   constexpr int kWarps = WARPS / TILES, kColumns = 64 * TILES;  // warps that share the k of a tile
-  __shared__ float sums[kWarps][kColumns * ROWS];
-  const int slot = blockIdx.y, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+  __shared__ float sums[kWarps][kColumns * ROWS], shares[GATE_UP ? 1 : kSlots];
+  __shared__ __align__(16) bf16 bias[kColumns];
+  __shared__ int ids[kSlots], mine[ROWS];
+  const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
   const int column_tile = threadIdx.x / 32 % TILES, warp = threadIdx.x / 32 / TILES;
-  const int groups = o.k / 32, tile = blockIdx.x * TILES + column_tile;
+  const int groups = o.k / 32, tile = blockIdx.y * TILES + column_tile;
   take_turn();
-  const Sharers sharers(o, lane, slot);
-  if (sharers.expert < 0 || sharers.slots << (31 - slot) << 1) return;
+  find<WARPS, GATE_UP>(o, ids, shares);
+  const Group<kSlots, ROWS> group(ids, o.rows * kTop, blockIdx.x, lane);
+  if (group.expert < 0) return;
   const int pitch_w = o.stride / 2;  // 16-byte words from one 16 k to the next
-  const size_t begin = (size_t)sharers.expert * (o.pitch / 32) + warp;
+  const size_t begin = (size_t)group.expert * (o.pitch / 32) + warp;
   const uint4* w = o.weights + begin * o.stride + tile * 32 + lane;
   const unsigned char* s = o.scales + begin * o.stride + tile * 64 + g * 8;
   uint4 v[U][2];
@@ -99,51 +178,43 @@ __device__ __forceinline__ void product(const Operands& o) {
   for (int u = 0; u < U; u++) load(u, warp + u * kWarps);
 
   // what the end needs, early
-  __shared__ __align__(16) bf16 bias[kColumns];
-  __shared__ int mine[ROWS];  // the slot of each row that has this expert, or -1
-  __shared__ float shares[ROWS];
-  if (const int at = threadIdx.x * 8; at < kColumns && blockIdx.x * kColumns + at < o.n)
+  if (const int at = threadIdx.x * 8; at < kColumns && blockIdx.y * kColumns + at < o.n)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(bias + at)),
-                 "l"(o.bias + (size_t)sharers.expert * o.stride + blockIdx.x * kColumns + at)
+                 "l"(o.bias + (size_t)group.expert * o.stride + blockIdx.y * kColumns + at)
                  : "memory");
-  if (const int row = threadIdx.x - 32; row >= 0 && row < ROWS) {
-    mine[row] = sharers.has(row) ? sharers.slot_of(row) : -1;
-    if (!GATE_UP && sharers.has(row)) shares[row] = o.shares[sharers.slot_of(row)];
-  }
+  if (threadIdx.x / 32 == 1) group.list(mine, lane);
   // x in the order of a lane's k: 2q, 2q + 1, 2q + 8, 2q + 9 of two tiles are 16 bytes
   const int pitch = o.k + 32;
-#pragma unroll
-  for (int row = 0; row < ROWS; row++) {
-    if (!sharers.has(row)) continue;
-    const size_t from = GATE_UP ? row : sharers.slot_of(row);
-    const unsigned* x = reinterpret_cast<const unsigned*>(o.x + from * o.k);
-    unsigned* to = reinterpret_cast<unsigned*>(shared + row * pitch);
+  unsigned* to = reinterpret_cast<unsigned*>(shared);
+  for (unsigned long long left = group.slots; left; to += pitch / 2, left &= left - 1) {
+    const int from = __ffsll(left) - 1;
+    const unsigned* x = reinterpret_cast<const unsigned*>(o.x + (size_t)(GATE_UP ? from / kTop : from) * o.k);
     for (int i = threadIdx.x; i < o.k / 2; i += WARPS * 32)
       to[i / 16 * 16 + i % 4 * 4 + i / 8 % 2 * 2 + i / 4 % 2] = up(x[i]);
   }
   __syncthreads();
 
-  // a lane whose row is none of them reads what there is: that column of the product is left out
+  // of a row that is not there a lane reads what there is: that column of the product is left out
   const bf16* x = shared + min(g, ROWS - 1) * pitch + q * 8;
   float acc[4][4] = {};
   for (int first = warp; first < groups; first += U * kWarps) {
 #pragma unroll
     for (int u = 0; u < U; u++) {
-      const int group = first + u * kWarps;
-      if (group >= groups) break;
-      const uint4 row = *reinterpret_cast<const uint4*>(x + group * 32);
+      const int at = first + u * kWarps;
+      if (at >= groups) break;
+      const uint4 row = *reinterpret_cast<const uint4*>(x + at * 32);
       const unsigned low[4] = {v[u][0].x, v[u][0].y, v[u][0].z, v[u][0].w};
       const unsigned high[4] = {v[u][1].x, v[u][1].y, v[u][1].z, v[u][1].w};
       const uint2 scales = z[u];
-      load(u, group + U * kWarps);
+      load(u, at + U * kWarps);
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         float d[4] = {};
         mma(d, pair(low[i], 0), pair(low[i], 2), pair(low[i], 1), pair(low[i], 3), row.x, row.y);
         mma(d, pair(high[i], 0), pair(high[i], 2), pair(high[i], 1), pair(high[i], 3), row.z, row.w);
         const unsigned word = i < 2 ? scales.x : scales.y;
-        const int at = i % 2 * 8;
-        add_scaled(acc[i], d, scale((word >> at) & 255), scale((word >> (at + 16)) & 255));
+        const int bit = i % 2 * 8;
+        add_scaled(acc[i], d, scale((word >> bit) & 255), scale((word >> (bit + 16)) & 255));
       }
     }
   }
@@ -162,17 +233,18 @@ __device__ __forceinline__ void product(const Operands& o) {
     return sum * kBack + __bfloat162float(bias[column / 32 * 32 + bias_at(column % 32)]);
   };
   constexpr int kOutputs = GATE_UP ? kColumns / 2 : kColumns;
-  for (int i = threadIdx.x; i < ROWS * kOutputs; i += WARPS * 32) {
-    const int row = i / kOutputs, column = i % kOutputs, n = blockIdx.x * kOutputs + column;
+  const int count = __popcll(group.slots);
+  for (int i = threadIdx.x; i < count * kOutputs; i += WARPS * 32) {
+    const int row = i / kOutputs, column = i % kOutputs, n = blockIdx.y * kOutputs + column;
+    if (n >= (GATE_UP ? o.n / 2 : o.n)) continue;
     const int at = mine[row];
-    if (at < 0 || n >= (GATE_UP ? o.n / 2 : o.n)) continue;
     if constexpr (GATE_UP) {
       const float gate = fminf(value(row, 2 * column), 7.f);
       const float linear = fminf(fmaxf(value(row, 2 * column + 1), -7.f), 7.f);
       static_cast<bf16*>(o.out)[(size_t)at * (o.n / 2) + n] =
           __float2bfloat16((linear + 1.f) * gate / (1.f + __expf(-1.702f * gate)));
     } else {
-      static_cast<float*>(o.out)[(size_t)at * o.n + n] = shares[row] * value(row, column);
+      static_cast<float*>(o.out)[(size_t)at * o.n + n] = shares[at] * value(row, column);
     }
   }
 }

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 logger = init_logger(f"vllm.{__name__}")
 
-MAX_ROWS = 8
+MAX_ROWS = 16
 TOP_K = 4
 ROW_MAJOR_KIND = "row-major MXFP4 experts"
 _THREADS = 256
 _MAX_HIDDEN = 4096  # columns of a block that sums or normalizes: 512 threads x 8
 _ROW_MAJOR_TILE = 128  # columns, and k, whose scales lie together
+_BLOCK_ROWS, _ROW_MAJOR_BLOCK_ROWS = 4, 2  # of an expert, that a block takes at most
 
 
 class Weights(NamedTuple):
@@ -67,6 +68,19 @@ class Weights(NamedTuple):
         if self.inner is None:
             return self.w13.shape[1] * 16
         return self.w13.shape[2] * 2
+
+
+class Logits(NamedTuple):
+    """What the kernels choose experts by.
+
+    Attributes:
+        of: bfloat16 [M, E], the router's; E a multiple of 4 up to 128.
+        padding: bool [M], whether a row only pads, or None.
+
+    """
+
+    of: torch.Tensor
+    padding: torch.Tensor | None
 
 
 def refused(moe: "FusedMoEConfig", input_dtype: torch.dtype | None) -> str | None:
@@ -111,10 +125,10 @@ def refused_weights(weights: Weights) -> str | None:
             return f"an intermediate size of {inner} is not a multiple of 32"
     if k > _MAX_HIDDEN:
         return f"a hidden size of {k} is above {_MAX_HIDDEN}"
-    # a block has its sums beside the rows: 16 KiB with the most rows, and a little
-    shared = shared_memory(MAX_ROWS, max(k, inner), weights) + 17 * 1024
+    # a block has its sums beside the rows: 8 KiB, and a little
+    shared = _shared_memory(MAX_ROWS, max(k, inner), weights) + 9 * 1024
     if shared > module.max_shared_memory(w13.device.index):
-        return f"{MAX_ROWS} rows of {max(k, inner)} exceed a block's shared memory"
+        return f"rows of {max(k, inner)} exceed a block's shared memory"
     scales = (weights.w13_scale, weights.w2_scale)
     largest = max(int(s.view(torch.uint8).max()) for s in scales)
     if largest > LARGEST_SCALE:
@@ -122,16 +136,16 @@ def refused_weights(weights: Weights) -> str | None:
     return None
 
 
-def most_rows(rows: int) -> int:
+def _most_rows(rows: int) -> int:
     """Return the rows of the smallest kernel that takes so many."""
-    return next(most for most in (1, 2, 4, 8) if rows <= most)
+    return next(most for most in (1, 2, 4, MAX_ROWS) if rows <= most)
 
 
-def shared_memory(most: int, k: int, weights: Weights | None = None) -> int:
+def _shared_memory(most: int, k: int, weights: Weights) -> int:
     """Return the bytes in which a block keeps its rows."""
-    if weights is not None and weights.inner is not None:
-        most, k = min(most, 2), round_up(k, _ROW_MAJOR_TILE)
-    return most * (k + 32) * 2
+    if weights.inner is None:
+        return min(most, _BLOCK_ROWS) * (k + 32) * 2
+    return min(most, _ROW_MAJOR_BLOCK_ROWS) * (round_up(k, _ROW_MAJOR_TILE) + 32) * 2
 
 
 class _Launch(NamedTuple):
@@ -146,7 +160,7 @@ def _launches(weights: Weights, k: int, most: int) -> tuple[_Launch, _Launch]:
     """Return how both products are launched: gate and up, then down."""
     w13, w2, inner = weights.w13, weights.w2, weights.inner
     if inner is None:
-        n, tiles = w13.shape[2] // 2, 2 if most == 8 else 1
+        n, tiles = w13.shape[2] // 2, 2 if most == MAX_ROWS else 1
         return (
             _Launch("experts_gate_up", -(-n // 64 // tiles), n, n, w13.shape[1] * 16),
             _Launch("experts_down", k // 64, k, w2.shape[2] // 2, w2.shape[1] * 16),
@@ -172,7 +186,11 @@ def _launches(weights: Weights, k: int, most: int) -> tuple[_Launch, _Launch]:
 
 
 def products(
-    x: torch.Tensor, weights: Weights, ids: torch.Tensor, shares: torch.Tensor
+    x: torch.Tensor,
+    weights: Weights,
+    ids: torch.Tensor,
+    shares: torch.Tensor,
+    logits: Logits | None = None,
 ) -> torch.Tensor:
     """Compute gpt-oss's experts with their router weights, not yet summed up.
 
@@ -182,24 +200,29 @@ def products(
         weights: of the layer.
         ids: int32 [M, 4]; -1 in rows that only pad.
         shares: float32 [M, 4].
+        logits: where given, ids and shares are overwritten: each row gets the experts of
+            its largest logits, the largest first, and the softmax of these.
 
     Returns:
         float32 [M * 4, K]; anything in the rows of those that only pad.
 
     """
     rows, k = x.shape
-    most = most_rows(rows)
+    most = _most_rows(rows)
+    row_major = weights.inner is not None
     inner = weights.inner if weights.inner is not None else weights.w2.shape[1] * 16
     hidden = x.new_empty(rows * TOP_K, inner)
     sums = x.new_empty(rows * TOP_K, k, dtype=torch.float32)
     gate_up, down = _launches(weights, k, most)
-    # Nothing may be launched between the two: see kernels/csrc/row_major.cuh.
+    # Nothing may be launched between the two, of which in row-major order both choose: see
+    # kernels/csrc/row_major.cuh.
     both = (
         (gate_up, x, weights.w13, weights.w13_scale, weights.w13_bias, hidden),
         (down, hidden, weights.w2, weights.w2_scale, weights.w2_bias, sums),
     )
     for how, rows_in, matrix, scales, bias, out in both:
         size_k = rows_in.shape[1]
+        chooses = logits if how is gate_up or row_major else None
         operands = module.ExpertOperands(
             x=module.pointer(rows_in),
             weights=module.pointer(matrix),
@@ -207,17 +230,20 @@ def products(
             bias=module.pointer(bias),
             ids=module.pointer(ids),
             shares=module.pointer(shares),
+            logits=module.pointer(chooses.of if chooses else None),
+            padding=module.pointer(chooses.padding if chooses else None),
             out=module.pointer(out),
             k=size_k,
             n=how.n,
             stride=how.stride,
             rows=rows,
             pitch=how.pitch,
+            experts=chooses.of.shape[1] if chooses else 0,
         )
-        grid = (how.blocks, rows * TOP_K)
-        shared = shared_memory(most, size_k, weights)
-        several = most > 1 and weights.inner is not None
-        kernel = f"{how.kernel}_{8 if several else most}"
+        grid = (rows * TOP_K, how.blocks)
+        shared = _shared_memory(most, size_k, weights)
+        several = most > 1 and row_major
+        kernel = f"{how.kernel}_{MAX_ROWS if several else most}"
         module.launch(kernel, grid, _THREADS, shared, operands, x.device)
     return sums
 

@@ -22,7 +22,7 @@ logger = init_logger(f"vllm.{__name__}")
 TOLERANCE = 0.02
 """Largest difference: Frobenius norm, relative to the path that is replaced. Two paths
 round to BF16 in different places, which gives some 0.003."""
-ROWS = (1, 2, 4, 5, 8)
+ROWS = (1, 2, 4, 5, 8, 16)
 """Numbers of rows; each of the kernels' own limits is one of them."""
 
 MXFP8_TOLERANCE = 0.15
@@ -315,7 +315,11 @@ def compare_row_major(weights: experts.Weights, cutlass: Callable[..., torch.Ten
 
 
 def compare_half(
-    norm: torch.Tensor, epsilon: float, weight: torch.Tensor, bias: torch.Tensor
+    norm: torch.Tensor,
+    epsilon: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    weights: experts.Weights | None,
 ) -> float:
     """Return the largest difference between what lies between a layer's products and
     torch.
@@ -328,6 +332,7 @@ def compare_half(
         epsilon: of RMSNorm.
         weight: bfloat16 [E, K], the router's.
         bias: bfloat16 [E].
+        weights: of the experts, whose kernels choose; None: others compute them.
 
     """
     from vllm_sparkforge.decode import layer
@@ -343,14 +348,15 @@ def compare_half(
         theirs = (total * factor * norm.float(), total)
         return [distance(*pair) for pair in zip(ours, theirs, strict=True)]
 
-    def differences(rows: int) -> Iterable[float]:
-        x, residual = random(rows, k), random(rows, k)
-        total = x.float() + residual.float()
-        yield from norms(layer.add_norm(x, residual, norm, epsilon), total)
-
+    def chosen_experts(
+        x: torch.Tensor, residual: torch.Tensor, chosen_from: experts.Weights
+    ) -> Iterable[float]:
+        rows, total = x.shape[0], x.float() + residual.float()
         real = rows - (rows == 5)  # of these, the last only pads
         padding = torch.arange(rows, device=norm.device) >= real
-        *sums, ids, shares = layer.route(x, residual, norm, epsilon, weight, bias, padding)
+        *sums, ids, shares, _ = layer.routed_experts(
+            x, residual, norm, epsilon, weight, bias, padding, chosen_from
+        )
         yield from norms(tuple(sums), total)
         if (ids[real:] != -1).any():
             raise ValueError("a row that pads has experts")
@@ -367,6 +373,13 @@ def compare_half(
         ours, theirs = (logs.clamp(min=-20) for logs in (shares.log(), chosen.log_softmax(-1)))
         yield float(((ours - theirs).abs() - rounding).clamp(min=0).max())
         yield distance(shares.sum(-1), torch.ones_like(shares[:, 0]))
+
+    def differences(rows: int) -> Iterable[float]:
+        x, residual = random(rows, k), random(rows, k)
+        total = x.float() + residual.float()
+        yield from norms(layer.add_norm(x, residual, norm, epsilon), total)
+        if weights is not None:
+            yield from chosen_experts(x, residual, weights)
 
         parts = random(rows * experts.TOP_K, k, dtype=torch.float32)
         ids = torch.zeros(rows, experts.TOP_K, dtype=torch.int32, device=norm.device)
