@@ -9,7 +9,8 @@
 namespace experts {
 
 constexpr int kTop = 4;  // experts a row; a slot is one of a row's experts, so there are up to 64
-constexpr int kRows = 4;  // of an expert, that a block takes at most
+constexpr int kUnknown = -2;  // of ids: gate_up has yet to choose
+constexpr int kRows = 8;  // of an expert, that a block takes at most
 
 // Marlin's order: tiles of 16 k x 64 n,
 // 512 bytes, a lane 16 bytes. Nibble p of its 32-bit word is this weight of the tile:
@@ -39,9 +40,9 @@ struct Operands {
   const uint4* weights;         // [experts][pitch / 16][stride / 64] tiles
   const unsigned char* scales;  // [experts][pitch / 32][stride]
   const bf16* bias;             // [experts][stride]
-  int* ids;                     // [slots], the experts that the router chose; -1: a row that pads
+  int* ids;                     // [slots], the experts that the router chose; -1: a row that pads; or kUnknown
   float* shares;                // [slots], the router's weights
-  const bf16* logits;           // [rows][experts] of the router: choose; or null: ids and shares are given
+  const bf16* logits;           // [rows][experts], the router's; null where ids and shares are given
   const bool* padding;          // [rows], with logits: whether a row only pads; or null
   void* out;                    // gate_up: BF16 [slots][n / 2]; down: float [slots][n]
   int k, n, stride, rows;       // stride: n, and the columns that only pad
@@ -49,11 +50,9 @@ struct Operands {
   int experts;                  // of which a row has logits: a multiple of four up to 128
 };
 
-// A row's four largest logits: lane i of the first four gets the i-th expert, and its share, the softmax of
-// the four. Of equal ones the first expert counts as larger; NaN counts as largest.
-__device__ __forceinline__ int choose(const bf16* logits, int experts, int lane, float& share) {
-  uint2 v = make_uint2(0, 0);
-  if (lane * 4 < experts) v = __ldcg(reinterpret_cast<const uint2*>(logits) + lane);
+// A row's four largest logits, of which each lane has four: lane i of the first four gets the i-th expert, and
+// its share, the softmax of the four. Of equal ones the first expert counts as larger; NaN counts as largest.
+__device__ __forceinline__ int choose(uint2 v, int experts, int lane, float& share) {
   unsigned key[4];  // a logit in an order of integers, and the expert
 #pragma unroll
   for (int i = 0; i < 4; i++) {
@@ -88,73 +87,115 @@ __device__ __forceinline__ int thread_again() {
   return thread;
 }
 
-// The experts of all slots, and for down the router's weights, to shared memory. Where gate_up chooses, its
-// first block writes both for kernels that wait for it. Ends with __syncthreads.
-template <int WARPS, bool GATE_UP>
-__device__ __forceinline__ void find(const Operands& o, int* ids, float* shares) {
-  const int thread = thread_again(), lane = thread % 32;
-  if (!o.logits && thread < o.rows * kTop) {
-    ids[thread] = __ldcg(o.ids + thread);
-    if (!GATE_UP) shares[thread] = __ldcg(o.shares + thread);
-  }
-  for (int row = thread / 32; o.logits && row < o.rows; row += WARPS) {
-    const bool pads = o.padding && o.padding[row];
-    float share = 0;
-    const int chosen = choose(o.logits + row * o.experts, o.experts, lane, share), id = pads ? -1 : chosen;
-    if (lane >= kTop) continue;
-    const int slot = row * kTop + lane;
-    ids[slot] = id;
-    if (!GATE_UP) shares[slot] = share;
-    if (GATE_UP && blockIdx.x == 0 && blockIdx.y == 0) o.ids[slot] = id, o.shares[slot] = share;
-  }
-  __syncthreads();
-}
+template <bool WIDE> struct Bits {  // one each of up to 32 slots, or 64
+  using Type = unsigned;
+  __device__ __forceinline__ static int count(Type v) { return __popc(v); }
+  __device__ __forceinline__ static int first(Type v) { return __ffs(v) - 1; }
+};
+template <> struct Bits<true> {
+  using Type = unsigned long long;
+  __device__ __forceinline__ static int count(Type v) { return __popcll(v); }
+  __device__ __forceinline__ static int first(Type v) { return __ffsll(v) - 1; }
+};
 
-// The slots that have an expert, of which a block takes some: its own and the next ones. Those before are
-// others' work, and its own, too, if it is not the first of ROWS.
-template <int SLOTS, int ROWS> struct Group {
-  int expert;                // -1: there is nothing to do
-  unsigned long long slots;  // a bit each
+// The slots that have an expert, of which a block takes some: its own and the next ones, ROWS at most. Those
+// before are others' work, and its own is, too, if it does not begin ROWS of them.
+//
+// Where gate_up has yet to choose, its blocks do so, each for itself; the first one's choice is written for those
+// that begin later, and for other kernels. So a block may find some of the ids, and then chooses, too.
+template <int WARPS, int MOST, int ROWS, bool GATE_UP, bool CHOOSES> struct Group {
+  static constexpr int kWords = (MOST * kTop + 31) / 32;
+  using Of = Bits<(kWords > 1)>;
+  int expert;               // -1: there is nothing to do
+  typename Of::Type slots;
+  bool pads;
 
-  __device__ __forceinline__ Group(const int* ids, int used, int slot, int lane) : expert(ids[slot]) {
-    slots = __ballot_sync(~0u, lane < used && ids[lane] == expert);
-    if (SLOTS > 32)
-      slots |= (unsigned long long)__ballot_sync(~0u, lane + 32 < used && ids[lane + 32] == expert) << 32;
-    const unsigned long long own = ~0ull << slot;
-    if (__popcll(slots & ~own) % ROWS) expert = -1;
+  __device__ __forceinline__ Group(const Operands& o, int slot) {
+    const int thread = thread_again(), lane = thread % 32;
+    int row = MOST == 1 ? 0 : thread / 32;
+    auto load = [&] {
+      uint2 v = make_uint2(0, 0);
+      if (row < o.rows && lane * 4 < o.experts)
+        v = __ldcg(reinterpret_cast<const uint2*>(o.logits + row * o.experts) + lane);
+      return v;
+    };
+    auto choice = [&](uint2 v) {
+      const bool row_pads = o.padding && o.padding[row];
+      float share = 0;
+      const int found = choose(v, o.experts, lane, share), it = row_pads ? -1 : found;
+      if (GATE_UP && blockIdx.x == 0 && blockIdx.y == 0 && lane < kTop)
+        o.ids[row * kTop + lane] = it, o.shares[row * kTop + lane] = share;
+      return it;
+    };
+    int id[kWords];
+    if (MOST == 1 && CHOOSES && o.logits) {  // each warp for itself, without the ids
+      id[0] = choice(load());
+    } else {
+      bool unknown = false;
+#pragma unroll
+      for (int i = 0; i < kWords; i++) {
+        id[i] = lane + 32 * i < o.rows * kTop ? __ldcg(o.ids + lane + 32 * i) : -1;
+        unknown |= id[i] == kUnknown;
+      }
+      if constexpr (MOST > 1 && CHOOSES) {
+        uint2 v = load();  // with the ids
+        if (__syncthreads_or(unknown)) {
+          __shared__ int chosen[kWords * 32];
+          for (; row < o.rows; row += WARPS) {
+            if (row >= WARPS) v = load();
+            const int it = choice(v);
+            if (lane < kTop) chosen[row * kTop + lane] = it;
+          }
+          __syncthreads();
+#pragma unroll
+          for (int i = 0; i < kWords; i++) id[i] = lane + 32 * i < o.rows * kTop ? chosen[lane + 32 * i] : -1;
+        }
+      }
+    }
+    expert = __shfl_sync(~0u, slot < 32 ? id[0] : id[kWords - 1], slot % 32);
+    slots = __ballot_sync(~0u, id[0] == expert);
+    if (kWords > 1) slots |= (typename Of::Type)__ballot_sync(~0u, id[kWords - 1] == expert) << (kWords > 1 ? 32 : 0);
+    const typename Of::Type own = ~(typename Of::Type)0 << slot;
+    pads = expert < 0;
+    if (Of::count(slots & ~own) % ROWS) expert = -1;
     slots &= own;
-    unsigned long long others = slots;
+    typename Of::Type others = slots;
 #pragma unroll
     for (int row = 0; row < ROWS; row++) others &= others - 1;
     slots ^= others;
   }
-  // A warp lists them.
-  __device__ __forceinline__ void list(int* to, int lane) const {
-#pragma unroll
-    for (int slot = lane; slot < SLOTS; slot += 32)
-      if (slots >> slot & 1) to[__popcll(slots & ((1ull << slot) - 1))] = slot;
-  }
 };
 
-// Block (slot, 64 * TILES columns): for up to ROWS of the rows that chose the slot's expert. Blocks of an
-// expert follow one another, so that what is read again is in L2. gate_up: gate and up, which lie in turn,
-// become SWIGLU-OAI. down: times the router's weight; whoever reads the result adds a row's four. Shared
+// A group's slots, and for down their shares, to shared memory.
+template <class GROUP_OF, bool GATE_UP, class BITS>
+__device__ __forceinline__ void list(const Operands& o, BITS slots, int* mine, float* shares, int& count) {
+  if (threadIdx.x == 0) count = GROUP_OF::Of::count(slots);
+  const int slot = threadIdx.x - 32;
+  if (slot < 0 || slot >= GROUP_OF::kWords * 32 || !(slots >> slot & 1)) return;
+  const int at = GROUP_OF::Of::count(slots & (((BITS)1 << slot) - 1));
+  mine[at] = slot;
+  if (!GATE_UP)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(shares + at)),
+                 "l"(o.shares + slot)
+                 : "memory");
+}
+
+// Block (64 * TILES columns, slot): for up to ROWS of the rows that chose the slot's expert. gate_up: gate and
+// up, which lie in turn, become SWIGLU-OAI. down: times the router's weight; whoever reads the result adds a row's four. Shared
 // memory: ROWS * (k + 32) * 2 bytes. Two blocks a multiprocessor (three from two rows on) are the fastest on
 // an H200: fewer registers a thread. MOST is the most rows of all.
 template <int WARPS, int U, int TILES, int MOST, bool GATE_UP>
 __device__ __forceinline__ void product(const Operands& o) {
   extern __shared__ __align__(16) bf16 shared[];
-  constexpr int ROWS = MOST < kRows ? MOST : kRows, kSlots = MOST * kTop;
+  constexpr int ROWS = MOST < kRows ? MOST : kRows;
   constexpr int kWarps = WARPS / TILES, kColumns = 64 * TILES;  // warps that share the k of a tile
-  __shared__ float sums[kWarps][kColumns * ROWS], shares[GATE_UP ? 1 : kSlots];
-  __shared__ __align__(16) bf16 bias[kColumns];
-  __shared__ int ids[kSlots], mine[ROWS];
+  __shared__ float sums[kWarps][kColumns * ROWS];
   const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
   const int column_tile = threadIdx.x / 32 % TILES, warp = threadIdx.x / 32 / TILES;
-  const int groups = o.k / 32, tile = blockIdx.y * TILES + column_tile;
+  const int groups = o.k / 32, tile = blockIdx.x * TILES + column_tile;
   take_turn();
-  find<WARPS, GATE_UP>(o, ids, shares);
-  const Group<kSlots, ROWS> group(ids, o.rows * kTop, blockIdx.x, lane);
+  using Group = Group<WARPS, MOST, ROWS, GATE_UP, GATE_UP>;
+  const Group group(o, blockIdx.y);
   if (group.expert < 0) return;
   const int pitch_w = o.stride / 2;  // 16-byte words from one 16 k to the next
   const size_t begin = (size_t)group.expert * (o.pitch / 32) + warp;
@@ -178,16 +219,23 @@ __device__ __forceinline__ void product(const Operands& o) {
   for (int u = 0; u < U; u++) load(u, warp + u * kWarps);
 
   // what the end needs, early
-  if (const int at = threadIdx.x * 8; at < kColumns && blockIdx.y * kColumns + at < o.n)
+  __shared__ __align__(16) bf16 bias[kColumns];
+  __shared__ int mine[ROWS], count;  // slots
+  __shared__ float shares[ROWS];
+  if (const int at = threadIdx.x * 8; at < kColumns && blockIdx.x * kColumns + at < o.n)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(bias + at)),
-                 "l"(o.bias + (size_t)group.expert * o.stride + blockIdx.y * kColumns + at)
+                 "l"(o.bias + (size_t)group.expert * o.stride + blockIdx.x * kColumns + at)
                  : "memory");
-  if (threadIdx.x / 32 == 1) group.list(mine, lane);
+  list<Group, GATE_UP>(o, group.slots, mine, shares, count);
   // x in the order of a lane's k: 2q, 2q + 1, 2q + 8, 2q + 9 of two tiles are 16 bytes
   const int pitch = o.k + 32;
   unsigned* to = reinterpret_cast<unsigned*>(shared);
-  for (unsigned long long left = group.slots; left; to += pitch / 2, left &= left - 1) {
-    const int from = __ffsll(left) - 1;
+  constexpr int kUnrolled = ROWS > 2 ? ROWS : 1;
+  auto left = group.slots;
+#pragma unroll kUnrolled
+  for (int row = 0; row < ROWS; row++, to += pitch / 2, left &= left - 1) {
+    if (!left) break;
+    const int from = Group::Of::first(left);
     const unsigned* x = reinterpret_cast<const unsigned*>(o.x + (size_t)(GATE_UP ? from / kTop : from) * o.k);
     for (int i = threadIdx.x; i < o.k / 2; i += WARPS * 32)
       to[i / 16 * 16 + i % 4 * 4 + i / 8 % 2 * 2 + i / 4 % 2] = up(x[i]);
@@ -233,9 +281,8 @@ __device__ __forceinline__ void product(const Operands& o) {
     return sum * kBack + __bfloat162float(bias[column / 32 * 32 + bias_at(column % 32)]);
   };
   constexpr int kOutputs = GATE_UP ? kColumns / 2 : kColumns;
-  const int count = __popcll(group.slots);
   for (int i = threadIdx.x; i < count * kOutputs; i += WARPS * 32) {
-    const int row = i / kOutputs, column = i % kOutputs, n = blockIdx.y * kOutputs + column;
+    const int row = i / kOutputs, column = i % kOutputs, n = blockIdx.x * kOutputs + column;
     if (n >= (GATE_UP ? o.n / 2 : o.n)) continue;
     const int at = mine[row];
     if constexpr (GATE_UP) {
@@ -244,7 +291,7 @@ __device__ __forceinline__ void product(const Operands& o) {
       static_cast<bf16*>(o.out)[(size_t)at * (o.n / 2) + n] =
           __float2bfloat16((linear + 1.f) * gate / (1.f + __expf(-1.702f * gate)));
     } else {
-      static_cast<float*>(o.out)[(size_t)at * o.n + n] = shares[at] * value(row, column);
+      static_cast<float*>(o.out)[(size_t)at * o.n + n] = shares[row] * value(row, column);
     }
   }
 }

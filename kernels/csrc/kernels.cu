@@ -60,10 +60,10 @@ extern "C" __global__ void __launch_bounds__(256) expand_int8(dense::Expanded o)
 
 EXPERTS(1, 1, 2)
 EXPERTS(2, 1, 3)
-EXPERTS(4, 1, 3)
+EXPERTS(8, 2, 3)
 EXPERTS(16, 2, 3)
 
-// All of 2 to 16 rows: a block has one or two of them.
+// 2 to 8 rows, and up to 16: a block has one or two of them.
 #define ROW_MAJOR(NAME, TILES, ROWS)                                                                        \
   extern "C" __global__ void __launch_bounds__(256, BLOCKS_OF(3))                                           \
       experts_rows_gate_up_##NAME(experts::Operands o) {                                                    \
@@ -75,6 +75,7 @@ EXPERTS(16, 2, 3)
   }
 
 ROW_MAJOR(1, 1, 1)
+ROW_MAJOR(8, 2, 8)
 ROW_MAJOR(16, 2, 16)
 
 // On a GB10 it fits a multiprocessor beside a block of the o projection, which is the kernel before it.

@@ -5,6 +5,7 @@
 // the router's logits, or the sum of a row's experts, for one to 16.
 #pragma once
 #include "experts.cuh"
+#include "experts.cuh"
 
 namespace layer {
 
@@ -65,6 +66,7 @@ struct Routed {
   bf16* sum;             // [rows][k]: x + residual
   bf16* normed;          // [rows][k]: the sum, normalized
   bf16* logits;          // [rows][n]
+  int* ids;              // [rows * kTop]: kUnknown, until experts are chosen by the logits
   int k, n, rows;
   float epsilon;
 };
@@ -151,6 +153,8 @@ __device__ __forceinline__ void route(const Routed& o) {
   if (q < kRows / 2) sums[warp][2 * q * kExperts + g] = acc[0], sums[warp][(2 * q + 1) * kExperts + g] = acc[1];
   __syncthreads();
   const int at = threadIdx.x;
+  if (blockIdx.x == 0 && at < min(rows, kRows) * experts::kTop)
+    o.ids[blockIdx.y * kRows * experts::kTop + at] = experts::kUnknown;
   if (at >= min(rows, kRows) * kExperts) return;
   float sum = bias;
 #pragma unroll

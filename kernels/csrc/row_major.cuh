@@ -55,13 +55,13 @@ struct Words {  // of columns g, g + 32, g + 64, g + 96 of a tile, in a step
 template <int WARPS, int U, int TILES, int MOST, bool GATE_UP>
 __device__ __forceinline__ void product(const Operands& o) {
   extern __shared__ __align__(16) bf16 shared[];
-  constexpr int ROWS = MOST < 2 ? MOST : 2, kSlots = MOST * kTop;
+  constexpr int ROWS = MOST < 2 ? MOST : 2;
   constexpr int kWarps = WARPS / TILES, kColumns = kTile * TILES;  // warps that share a tile
   static_assert(!GATE_UP || TILES % 2 == 0, "up and gate of a column are in one block");
   __shared__ float sums[kWarps][kColumns * ROWS];
   __shared__ __align__(16) bf16 bias[kColumns], zeros[kStep];
-  __shared__ int ids[kSlots], mine[ROWS], count;
-  __shared__ float shares[GATE_UP ? 1 : kSlots];
+  __shared__ int mine[ROWS], count;  // slots
+  __shared__ float shares[ROWS];
   const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
   const int block_tile = threadIdx.x / 32 % TILES, warp = threadIdx.x / 32 / TILES;
   auto tile_of = [&](int i) { return GATE_UP ? (blockIdx.y * TILES + i) / 2 : blockIdx.y * TILES + i; };
@@ -69,11 +69,11 @@ __device__ __forceinline__ void product(const Operands& o) {
   if (GATE_UP) wait_for_turn();
   begin_next();
 
-  experts::find<WARPS, GATE_UP>(o, ids, shares);
-  const experts::Group<kSlots, ROWS> group(ids, o.rows * kTop, blockIdx.x, lane);
+  using Group = experts::Group<WARPS, MOST, ROWS, GATE_UP, true>;
+  const Group group(o, blockIdx.x);
   if (group.expert < 0) {
     // If no row has an expert, all blocks of down end here: not before the ids that gate_up writes are there.
-    if (!GATE_UP && ids[blockIdx.x] < 0) wait_for_turn();
+    if (!GATE_UP && group.pads) wait_for_turn();
     return;
   }
 
@@ -104,14 +104,20 @@ __device__ __forceinline__ void product(const Operands& o) {
                    : "memory");
   }
   if (threadIdx.x < kStep / 2) reinterpret_cast<unsigned*>(zeros)[threadIdx.x] = 0;
-  if (threadIdx.x == 0) count = __popcll(group.slots);
-  if (threadIdx.x / 32 == 1) group.list(mine, lane);
   if (!GATE_UP) wait_for_turn();
+  experts::list<Group, GATE_UP>(o, group.slots, mine, shares, count);
+#ifdef SYNC2
   __syncthreads();
+#endif
   const int pitch = in_shared(o.k);
   uint4* to = reinterpret_cast<uint4*>(shared);
+#ifdef SYNC2
   for (int row = 0; row < count; row++, to += pitch / 8) {
     const int from = mine[row];
+#else
+  for (auto left = group.slots; left; to += pitch / 8, left &= left - 1) {
+    const int from = Group::Of::first(left);
+#endif
     const uint4* x = reinterpret_cast<const uint4*>(o.x + (size_t)(GATE_UP ? from / kTop : from) * o.k);
     for (int i = threadIdx.x; i < steps() * 16; i += WARPS * 32) {
       uint4 v = make_uint4(0, 0, 0, 0);
@@ -193,7 +199,7 @@ __device__ __forceinline__ void product(const Operands& o) {
       static_cast<bf16*>(o.out)[(size_t)mine[row] * own() + n] =
           __float2bfloat16((linear + 1.f) * gate / (1.f + __expf(-1.702f * gate)));
     } else {
-      static_cast<float*>(o.out)[(size_t)mine[row] * own() + n] = shares[mine[row]] * value(row, column);
+      static_cast<float*>(o.out)[(size_t)mine[row] * own() + n] = shares[row] * value(row, column);
     }
   }
 }

@@ -33,7 +33,7 @@ ROW_MAJOR_KIND = "row-major MXFP4 experts"
 _THREADS = 256
 _MAX_HIDDEN = 4096  # columns of a block that sums or normalizes: 512 threads x 8
 _ROW_MAJOR_TILE = 128  # columns, and k, whose scales lie together
-_BLOCK_ROWS, _ROW_MAJOR_BLOCK_ROWS = 4, 2  # of an expert, that a block takes at most
+_BLOCK_ROWS, _ROW_MAJOR_BLOCK_ROWS = 8, 2  # of an expert, that a block takes at most
 
 
 class Weights(NamedTuple):
@@ -125,8 +125,8 @@ def refused_weights(weights: Weights) -> str | None:
             return f"an intermediate size of {inner} is not a multiple of 32"
     if k > _MAX_HIDDEN:
         return f"a hidden size of {k} is above {_MAX_HIDDEN}"
-    # a block has its sums beside the rows: 8 KiB, and a little
-    shared = _shared_memory(MAX_ROWS, max(k, inner), weights) + 9 * 1024
+    # a block has its sums beside the rows: 16 KiB with the most rows, and a little
+    shared = _shared_memory(MAX_ROWS, max(k, inner), weights) + 17 * 1024
     if shared > module.max_shared_memory(w13.device.index):
         return f"rows of {max(k, inner)} exceed a block's shared memory"
     scales = (weights.w13_scale, weights.w2_scale)
@@ -136,9 +136,10 @@ def refused_weights(weights: Weights) -> str | None:
     return None
 
 
-def _most_rows(rows: int) -> int:
+def _most_rows(rows: int, weights: Weights) -> int:
     """Return the rows of the smallest kernel that takes so many."""
-    return next(most for most in (1, 2, 4, MAX_ROWS) if rows <= most)
+    smaller = (1, 2, 8) if weights.inner is None else (1, 8)
+    return next(most for most in (*smaller, MAX_ROWS) if rows <= most)
 
 
 def _shared_memory(most: int, k: int, weights: Weights) -> int:
@@ -160,7 +161,7 @@ def _launches(weights: Weights, k: int, most: int) -> tuple[_Launch, _Launch]:
     """Return how both products are launched: gate and up, then down."""
     w13, w2, inner = weights.w13, weights.w2, weights.inner
     if inner is None:
-        n, tiles = w13.shape[2] // 2, 2 if most == MAX_ROWS else 1
+        n, tiles = w13.shape[2] // 2, 2 if most > 2 else 1
         return (
             _Launch("experts_gate_up", -(-n // 64 // tiles), n, n, w13.shape[1] * 16),
             _Launch("experts_down", k // 64, k, w2.shape[2] // 2, w2.shape[1] * 16),
@@ -200,29 +201,27 @@ def products(
         weights: of the layer.
         ids: int32 [M, 4]; -1 in rows that only pad.
         shares: float32 [M, 4].
-        logits: where given, ids and shares are overwritten: each row gets the experts of
-            its largest logits, the largest first, and the softmax of these.
+        logits: where given, ids are what ``route`` has left there, and both are
+            overwritten: each row gets the experts of its largest logits, the largest
+            first, and the softmax of these.
 
     Returns:
         float32 [M * 4, K]; anything in the rows of those that only pad.
 
     """
     rows, k = x.shape
-    most = _most_rows(rows)
-    row_major = weights.inner is not None
+    most = _most_rows(rows, weights)
     inner = weights.inner if weights.inner is not None else weights.w2.shape[1] * 16
     hidden = x.new_empty(rows * TOP_K, inner)
     sums = x.new_empty(rows * TOP_K, k, dtype=torch.float32)
     gate_up, down = _launches(weights, k, most)
-    # Nothing may be launched between the two, of which in row-major order both choose: see
-    # kernels/csrc/row_major.cuh.
+    # Nothing may be launched between the two: see kernels/csrc/row_major.cuh.
     both = (
         (gate_up, x, weights.w13, weights.w13_scale, weights.w13_bias, hidden),
         (down, hidden, weights.w2, weights.w2_scale, weights.w2_bias, sums),
     )
     for how, rows_in, matrix, scales, bias, out in both:
         size_k = rows_in.shape[1]
-        chooses = logits if how is gate_up or row_major else None
         operands = module.ExpertOperands(
             x=module.pointer(rows_in),
             weights=module.pointer(matrix),
@@ -230,21 +229,21 @@ def products(
             bias=module.pointer(bias),
             ids=module.pointer(ids),
             shares=module.pointer(shares),
-            logits=module.pointer(chooses.of if chooses else None),
-            padding=module.pointer(chooses.padding if chooses else None),
+            logits=module.pointer(logits.of if logits else None),
+            padding=module.pointer(logits.padding if logits else None),
             out=module.pointer(out),
             k=size_k,
             n=how.n,
             stride=how.stride,
             rows=rows,
             pitch=how.pitch,
-            experts=chooses.of.shape[1] if chooses else 0,
+            experts=logits.of.shape[1] if logits else 0,
         )
-        grid = (rows * TOP_K, how.blocks)
+        grid = (how.blocks, rows * TOP_K)
+        if weights.inner is not None:  # a block has two rows: those that read again follow at once
+            grid = grid[::-1]
         shared = _shared_memory(most, size_k, weights)
-        several = most > 1 and row_major
-        kernel = f"{how.kernel}_{MAX_ROWS if several else most}"
-        module.launch(kernel, grid, _THREADS, shared, operands, x.device)
+        module.launch(f"{how.kernel}_{most}", grid, _THREADS, shared, operands, x.device)
     return sums
 
 

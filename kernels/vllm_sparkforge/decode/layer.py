@@ -113,6 +113,7 @@ def routed_experts(
         sum=module.pointer(total),
         normed=module.pointer(normed),
         logits=module.pointer(logits),
+        ids=module.pointer(ids),
         k=k,
         n=n,
         rows=rows,

@@ -250,6 +250,7 @@ class RouteOperands(ctypes.Structure):
         ("sum", ctypes.c_void_p),
         ("normed", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
+        ("ids", ctypes.c_void_p),
         ("k", ctypes.c_int),
         ("n", ctypes.c_int),
         ("rows", ctypes.c_int),

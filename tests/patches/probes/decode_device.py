@@ -172,7 +172,6 @@ class Driver:
     )
     CUlaunchAttributeID = types.SimpleNamespace(
         CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="dependent",
-        CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION="cluster",
     )
 
     CUstream = Named  # tvm_ffi asks for it
@@ -182,9 +181,7 @@ class Driver:
         self.error = Named(0, "CUDA_SUCCESS")
 
     def CUlaunchAttribute(self) -> Any:
-        return types.SimpleNamespace(
-            value=types.SimpleNamespace(clusterDim=types.SimpleNamespace())
-        )
+        return types.SimpleNamespace(value=types.SimpleNamespace())
 
     def CUlaunchConfig(self) -> Any:
         return types.SimpleNamespace()
@@ -216,7 +213,7 @@ class Driver:
         (address,) = (ctypes.c_void_p * 1).from_address(arguments)
         operands = module.CombineOperands.from_address(address)
         assert config.numAttrs == len(config.attrs)
-        dependent, *others = config.attrs
+        (dependent,) = config.attrs
         self.calls.append(
             {
                 "function": function,
@@ -228,7 +225,6 @@ class Driver:
                     dependent.id,
                     dependent.value.programmaticStreamSerializationAllowed,
                 ],
-                "others": [[other.id, vars(other.value.clusterDim)] for other in others],
                 "operands": [operands.experts, operands.ids, operands.sum, operands.k],
             }
         )
