@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 //
-// gpt-oss's experts for one to 16 rows, read where Marlin keeps them. An expert is read once for up to four
+// gpt-oss's experts for one to 16 rows, read where Marlin keeps them. An expert is read once for up to eight
 // of the rows that chose it. No atomics; a row's result does not depend on the other rows.
 #pragma once
 #include "mx.cuh"
 
 namespace experts {
 
-constexpr int kTop = 4;  // experts a row; a slot is one of a row's experts, so there are up to 64
-constexpr int kUnknown = -2;  // of ids: gate_up has yet to choose
-constexpr int kRows = 8;  // of an expert, that a block takes at most
+constexpr int kTop = 4;       // experts a row; a slot is one of a row's experts, so there are up to 64
+constexpr int kRows = 8;      // of an expert, that a block takes at most
+constexpr int kUnknown = -2;  // in place of an expert: gate_up has yet to choose
 
 // Marlin's order: tiles of 16 k x 64 n,
 // 512 bytes, a lane 16 bytes. Nibble p of its 32-bit word is this weight of the tile:
@@ -87,7 +87,7 @@ __device__ __forceinline__ int thread_again() {
   return thread;
 }
 
-template <bool WIDE> struct Bits {  // one each of up to 32 slots, or 64
+template <bool WIDE> struct Bits {  // of up to 32 slots, or 64
   using Type = unsigned;
   __device__ __forceinline__ static int count(Type v) { return __popc(v); }
   __device__ __forceinline__ static int first(Type v) { return __ffs(v) - 1; }
@@ -98,17 +98,18 @@ template <> struct Bits<true> {
   __device__ __forceinline__ static int first(Type v) { return __ffsll(v) - 1; }
 };
 
-// The slots that have an expert, of which a block takes some: its own and the next ones, ROWS at most. Those
-// before are others' work, and its own is, too, if it does not begin ROWS of them.
+// The slots that a block takes: its own and the next ones that have the expert, ROWS at most. It takes none if an
+// earlier slot's block takes its own.
 //
-// Where gate_up has yet to choose, its blocks do so, each for itself; the first one's choice is written for those
-// that begin later, and for other kernels. So a block may find some of the ids, and then chooses, too.
+// Blocks of gate_up that find no choice choose, each for itself and all alike; the first block's is written for
+// those that begin later and for other kernels. A kernel that does not wait for gate_up may find a part of it, and
+// then chooses, too (CHOOSES). Ids that are given are never kUnknown.
 template <int WARPS, int MOST, int ROWS, bool GATE_UP, bool CHOOSES> struct Group {
   static constexpr int kWords = (MOST * kTop + 31) / 32;
   using Of = Bits<(kWords > 1)>;
   int expert;               // -1: there is nothing to do
-  typename Of::Type slots;
-  bool pads;
+  typename Of::Type slots;  // a bit each
+  bool pads;                // the row of the block's own
 
   __device__ __forceinline__ Group(const Operands& o, int slot) {
     const int thread = thread_again(), lane = thread % 32;
@@ -128,28 +129,26 @@ template <int WARPS, int MOST, int ROWS, bool GATE_UP, bool CHOOSES> struct Grou
       return it;
     };
     int id[kWords];
-    if (MOST == 1 && CHOOSES && o.logits) {  // each warp for itself, without the ids
-      id[0] = choice(load());
-    } else {
-      bool unknown = false;
+    bool unknown = false;
 #pragma unroll
-      for (int i = 0; i < kWords; i++) {
-        id[i] = lane + 32 * i < o.rows * kTop ? __ldcg(o.ids + lane + 32 * i) : -1;
-        unknown |= id[i] == kUnknown;
-      }
-      if constexpr (MOST > 1 && CHOOSES) {
-        uint2 v = load();  // with the ids
-        if (__syncthreads_or(unknown)) {
-          __shared__ int chosen[kWords * 32];
-          for (; row < o.rows; row += WARPS) {
-            if (row >= WARPS) v = load();
-            const int it = choice(v);
-            if (lane < kTop) chosen[row * kTop + lane] = it;
-          }
-          __syncthreads();
-#pragma unroll
-          for (int i = 0; i < kWords; i++) id[i] = lane + 32 * i < o.rows * kTop ? chosen[lane + 32 * i] : -1;
+    for (int i = 0; i < kWords; i++) {
+      id[i] = lane + 32 * i < o.rows * kTop ? __ldcg(o.ids + lane + 32 * i) : -1;
+      unknown |= id[i] == kUnknown;
+    }
+    if constexpr (CHOOSES && MOST == 1) {  // each warp for itself
+      if (__any_sync(~0u, unknown)) id[0] = choice(load());
+    } else if constexpr (CHOOSES) {
+      uint2 v = load();  // with the ids
+      if (__syncthreads_or(unknown)) {
+        __shared__ int chosen[kWords * 32];
+        for (; row < o.rows; row += WARPS) {
+          if (row >= WARPS) v = load();
+          const int it = choice(v);
+          if (lane < kTop) chosen[row * kTop + lane] = it;
         }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < kWords; i++) id[i] = lane + 32 * i < o.rows * kTop ? chosen[lane + 32 * i] : -1;
       }
     }
     expert = __shfl_sync(~0u, slot < 32 ? id[0] : id[kWords - 1], slot % 32);
@@ -164,26 +163,25 @@ template <int WARPS, int MOST, int ROWS, bool GATE_UP, bool CHOOSES> struct Grou
     for (int row = 0; row < ROWS; row++) others &= others - 1;
     slots ^= others;
   }
+
+  // List them in shared memory, for down with their shares, by cp.async.
+  __device__ __forceinline__ void list(const Operands& o, int* mine, float* shares, int& number) const {
+    if (threadIdx.x == 0) number = Of::count(slots);
+    const int slot = threadIdx.x - 32;
+    if (slot < 0 || slot >= kWords * 32 || !(slots >> slot & 1)) return;
+    const int at = Of::count(slots & (((typename Of::Type)1 << slot) - 1));
+    mine[at] = slot;
+    if (!GATE_UP)
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(shares + at)),
+                   "l"(o.shares + slot)
+                   : "memory");
+  }
 };
 
-// A group's slots, and for down their shares, to shared memory.
-template <class GROUP_OF, bool GATE_UP, class BITS>
-__device__ __forceinline__ void list(const Operands& o, BITS slots, int* mine, float* shares, int& count) {
-  if (threadIdx.x == 0) count = GROUP_OF::Of::count(slots);
-  const int slot = threadIdx.x - 32;
-  if (slot < 0 || slot >= GROUP_OF::kWords * 32 || !(slots >> slot & 1)) return;
-  const int at = GROUP_OF::Of::count(slots & (((BITS)1 << slot) - 1));
-  mine[at] = slot;
-  if (!GATE_UP)
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(shares + at)),
-                 "l"(o.shares + slot)
-                 : "memory");
-}
-
 // Block (64 * TILES columns, slot): for up to ROWS of the rows that chose the slot's expert. gate_up: gate and
-// up, which lie in turn, become SWIGLU-OAI. down: times the router's weight; whoever reads the result adds a row's four. Shared
-// memory: ROWS * (k + 32) * 2 bytes. Two blocks a multiprocessor (three from two rows on) are the fastest on
-// an H200: fewer registers a thread. MOST is the most rows of all.
+// up, which lie in turn, become SWIGLU-OAI. down: times the router's weight; whoever reads the result adds a
+// row's four. Shared memory: ROWS * (k + 32) * 2 bytes. Two blocks a multiprocessor (three from two rows on) are
+// the fastest on an H200: fewer registers a thread. MOST is the most rows of a launch.
 template <int WARPS, int U, int TILES, int MOST, bool GATE_UP>
 __device__ __forceinline__ void product(const Operands& o) {
   extern __shared__ __align__(16) bf16 shared[];
@@ -226,7 +224,7 @@ __device__ __forceinline__ void product(const Operands& o) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(bias + at)),
                  "l"(o.bias + (size_t)group.expert * o.stride + blockIdx.x * kColumns + at)
                  : "memory");
-  list<Group, GATE_UP>(o, group.slots, mine, shares, count);
+  group.list(o, mine, shares, count);
   // x in the order of a lane's k: 2q, 2q + 1, 2q + 8, 2q + 9 of two tiles are 16 bytes
   const int pitch = o.k + 32;
   unsigned* to = reinterpret_cast<unsigned*>(shared);
@@ -272,7 +270,7 @@ __device__ __forceinline__ void product(const Operands& o) {
     for (int j = 0; j < 4; j++)
       if (2 * q + j % 2 < ROWS)
         sums[warp][(2 * q + j % 2) * kColumns + column_tile * 64 + i * 16 + g + j / 2 * 8] = acc[i][j];
-  asm volatile("cp.async.wait_all;" ::: "memory");  // bias
+  asm volatile("cp.async.wait_all;" ::: "memory");  // bias, shares
   __syncthreads();
   auto value = [&](int row, int column) {  // of the product, with its bias
     float sum = 0;

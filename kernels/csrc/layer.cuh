@@ -5,7 +5,6 @@
 // the router's logits, or the sum of a row's experts, for one to 16.
 #pragma once
 #include "experts.cuh"
-#include "experts.cuh"
 
 namespace layer {
 
@@ -73,7 +72,7 @@ struct Routed {
 
 // sum, RMSNorm and router. Block (eight experts, four rows): each normalizes its rows for itself. Like the
 // product of BF16 that it replaces, a logit is rounded to BF16; who reads the logits chooses (experts::choose).
-// Shared memory: kRows * (k + 32) * 2 bytes. Two blocks, or one and one of o's, fit a multiprocessor.
+// Shared memory: kRows * (k + 32) * 2 bytes.
 constexpr int kRows = 4, kExperts = 8;
 
 __device__ __forceinline__ void route(const Routed& o) {

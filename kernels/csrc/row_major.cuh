@@ -48,9 +48,9 @@ struct Words {  // of columns g, g + 32, g + 64, g + 96 of a tile, in a step
 // Block (slot, TILES tiles): for up to ROWS of the rows that chose the slot's expert. Blocks of an expert follow
 // one another, so that what is read again is in L2. gate_up: tiles of up and of gate in turn become SWIGLU-OAI.
 // down: times the router's weight; whoever reads the result adds a row's four. Shared memory:
-// ROWS * in_shared(k) * 2 bytes. MOST is the most rows of all.
+// ROWS * in_shared(k) * 2 bytes. MOST is the most rows of a launch.
 //
-// What the router wrote is there when gate_up lets the next kernel begin. That is down, which so chooses, too,
+// What the router wrote is there when gate_up lets the next kernel begin. That is down, which so can choose, too,
 // and loads its first weights before it waits for gate_up.
 template <int WARPS, int U, int TILES, int MOST, bool GATE_UP>
 __device__ __forceinline__ void product(const Operands& o) {
@@ -105,19 +105,11 @@ __device__ __forceinline__ void product(const Operands& o) {
   }
   if (threadIdx.x < kStep / 2) reinterpret_cast<unsigned*>(zeros)[threadIdx.x] = 0;
   if (!GATE_UP) wait_for_turn();
-  experts::list<Group, GATE_UP>(o, group.slots, mine, shares, count);
-#ifdef SYNC2
-  __syncthreads();
-#endif
+  group.list(o, mine, shares, count);
   const int pitch = in_shared(o.k);
   uint4* to = reinterpret_cast<uint4*>(shared);
-#ifdef SYNC2
-  for (int row = 0; row < count; row++, to += pitch / 8) {
-    const int from = mine[row];
-#else
   for (auto left = group.slots; left; to += pitch / 8, left &= left - 1) {
     const int from = Group::Of::first(left);
-#endif
     const uint4* x = reinterpret_cast<const uint4*>(o.x + (size_t)(GATE_UP ? from / kTop : from) * o.k);
     for (int i = threadIdx.x; i < steps() * 16; i += WARPS * 32) {
       uint4 v = make_uint4(0, 0, 0, 0);
@@ -180,7 +172,7 @@ __device__ __forceinline__ void product(const Operands& o) {
     if (row_q / 2 < ROWS)
       sums[its_warp][row_q / 2 * kColumns + its_tile * kTile + (2 * t + row_q % 2) * 8 + row_g] = row_q % 2 ? high : low;
   }
-  asm volatile("cp.async.wait_all;" ::: "memory");  // bias
+  asm volatile("cp.async.wait_all;" ::: "memory");  // bias, shares
   __syncthreads();
   auto value = [&](int row, int column) {  // of the product, with its bias
     float sum = 0;
