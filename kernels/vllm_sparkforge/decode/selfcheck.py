@@ -166,7 +166,7 @@ def compare_mx(
         scale = torch.rand_like(scale) if int8 else _random_bytes(scale, 117, 123)
         packed = dense.pack(weight, scale)
     n, k = weight.shape[0], dense.columns(weight)
-    counts = (*ROWS, dense.LAUNCH_ROWS, dense.LAUNCH_ROWS + 1)
+    counts = (*ROWS, dense.LAUNCH_ROWS + 1)
     many = dense.MX_ROWS + 1
     x = torch.randn(many, k, device=weight.device, dtype=torch.bfloat16)
     theirs = x.new_empty(many, n)
