@@ -7,7 +7,8 @@
 PYTHON: that of the cpu target's environment. The text is vLLM's docs, of the sdist in the store.
 The first writes benchmarks/formats.json, the second docs/evidence/formats.md from it. Attention
 weights and head are rounded, as the profiles do; everything is compared in one run, on the same
-texts, with float32 activations.
+texts, with float32 activations. The profiles' formats are then served by vLLM's CPU engine from
+checkpoints in BF16, and compared with its own answers for the model as it is.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import BaseModel
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]  # the checkout's plugin, not an installed one
 
+from benchmarks import served  # noqa: E402
+from sparkforge.check.divergence import measured  # noqa: E402
 from sparkforge.core import pages  # noqa: E402
 
 if TYPE_CHECKING:  # a page is written without it
@@ -35,30 +39,40 @@ if TYPE_CHECKING:  # a page is written without it
 
 RECORD = ROOT / "benchmarks/formats.json"
 PAGE = ROOT / "docs/evidence/formats.md"
-COMPENSATED = (
-    "INT8, BF16 a 64",
-    "INT6, BF16 a 32",
-    "INT4, E4M3 a 16, searched",
-    "FP4, E4M3 a 16, searched",
-    "NL4, E4M3 a 16, searched",
-    "NL4, E4M3 a 32, searched",
-)
-"""Rounded once more against the other half of the pages."""
-WITH = ", with prompts"
+PROFILES = {"balanced": "INT8", "fast": "INT6", "fastest": "NVFP4"}
+SERVED = ("BF16", "Q8_0", "MXFP8", *PROFILES.values())
+"""Also by vLLM; the first is what the others are compared with."""
 
 
-class Row(BaseModel):
-    """A format of the table."""
+class Cost(BaseModel):
+    """What a format costs, as it stands in a table."""
 
     name: str
-    bits: float
-    attention: float
-    """relative error of all attention weights together (Frobenius norm)"""
-    head: float
     perplexity: float
     kl: float
     kl_error: float
     same: float
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the figures for a table."""
+        kl = f"{self.kl:.5f} ± {self.kl_error:.5f}"
+        return f"{self.perplexity:.2f}", kl, f"{self.same:.1%}"
+
+
+class Row(Cost):
+    """By torch, with float32 activations."""
+
+    bits: float
+    attention: float
+    """relative error of all attention weights together (Frobenius norm)"""
+    head: float
+
+
+class Served(Cost):
+    """By vLLM, against its answers for the first; KL is a lower bound."""
+
+    covered: float
+    """probability of the tokens that both have"""
 
 
 class Packed(BaseModel):
@@ -76,17 +90,15 @@ class Record(BaseModel):
     date: str
     torch: str
     transformers: str
+    vllm: str
     threads: int
     seconds: int
     pages: list[str]
     tokens: int
-    prompts: int
-    """tokens that "with prompts" has seen"""
     permuted_kl: float
     """between the model as stored and the one with permuted channels"""
-    written_back: bool
-    """the model in MXFP8, written as a BF16 checkpoint and loaded again, has the same logits"""
     rows: list[Row]
+    served: list[Served]
     lossless: list[Packed]
 
     def row(self, name: str) -> Row:
@@ -94,14 +106,12 @@ class Record(BaseModel):
         return next(one for one in self.rows if one.name == name)
 
     def beaten(self, row: Row) -> str:
-        """Return the nearest format that needs no more (bits, prompts), or "" for itself."""
-        prompts = row.name.endswith(WITH)
-        able = [one for one in self.rows if prompts or not one.name.endswith(WITH)]
-        best = min((one for one in able if one.bits <= row.bits), key=lambda one: one.kl)
+        """Return the nearest format that needs no more bits, or "" for itself."""
+        best = min((one for one in self.rows if one.bits <= row.bits), key=lambda one: one.kl)
         return best.name if best.kl < row.kl else ""
 
 
-class Bar(BaseModel):
+class Bar(NamedTuple):
     """What a profile's format has to reach."""
 
     profile: str
@@ -112,43 +122,24 @@ class Bar(BaseModel):
 
 
 def bars(record: Record) -> list[Bar]:
-    """Compare the nearest format of each profile's bytes with what it has to reach."""
-    mxfp8, mxfp4, llama = (record.row(name) for name in ("MXFP8", "MXFP4", "Q8_0"))
+    """Compare each profile's format with what it has to reach."""
 
-    def best(low: float, high: float, prompts: bool = False) -> Row:
-        found = [
-            one
-            for one in record.rows
-            if low <= one.bits <= high
-            and one not in (mxfp8, mxfp4)
-            and prompts == one.name.endswith(WITH)
-        ]
-        return min(found, key=lambda one: one.kl)
+    def bar(profile: str, limit: float, other: str) -> Bar:
+        share = record.row(PROFILES[profile]).kl / record.row(other).kl
+        wanted = f"KL at most {limit:.3g} times {other}'s"
+        return Bar(profile, PROFILES[profile], wanted, f"{share:.3g}", share <= limit)
 
-    def bar(profile: str, row: Row, limit: float, of: Row) -> Bar:
-        share = row.kl / of.kl
-        return Bar(
-            profile=profile,
-            format=row.name,
-            wanted=f"KL at most {limit:.3g} times {of.name}'s",
-            found=f"{share:.3g}",
-            met=share <= limit,
-        )
-
-    balanced = best(8.0, 8.3)
-    points = abs(balanced.same - llama.same) * 100
+    eight, llama = record.row(PROFILES["balanced"]), record.row("Q8_0")
+    points, wanted = (
+        abs(eight.same - llama.same) * 100,
+        "same first token within 2 points of Q8_0's",
+    )
     return [
-        bar("balanced", balanced, 1 / 25, mxfp8),
-        bar("balanced", balanced, 3, llama),
-        Bar(
-            profile="balanced",
-            format=balanced.name,
-            wanted="same first token within 2 points of Q8_0's",
-            found=f"{points:.2f}",
-            met=points <= 2,
-        ),
-        *(bar("fast", best(6.0, 6.6, prompts), 1 / 4, mxfp8) for prompts in (False, True)),
-        *(bar("fastest", best(4.0, 4.52, prompts), 1 / 3, mxfp4) for prompts in (False, True)),
+        bar("balanced", 1 / 25, "MXFP8"),
+        bar("balanced", 3, "Q8_0"),
+        Bar("balanced", eight.name, wanted, f"{points:.2f}", points <= 2),
+        bar("fast", 1 / 4, "MXFP8"),
+        bar("fastest", 1 / 3, "MXFP4"),
     ]
 
 
@@ -163,17 +154,13 @@ def page(record: Record) -> str:
                 one.name,
                 f"{one.bits:.2f}",
                 f"{one.attention:.4f} / {one.head:.4f}",
-                f"{one.perplexity:.2f}",
-                f"{one.kl:.5f} ± {one.kl_error:.5f}",
-                f"{one.same:.1%}",
+                *one.cells(),
                 record.beaten(one),
             )
             for one in rows
         ],
-        bars=[
-            (one.profile, one.format, one.wanted, one.found, "yes" if one.met else "**no**")
-            for one in bars(record)
-        ],
+        served=[(one.name, *one.cells(), f"{one.covered:.1%}") for one in record.served],
+        bars=[(*one[:4], "yes" if one.met else "**no**") for one in bars(record)],
         lossless=[(one.weights, f"{one.listed:.3%}", f"{one.bits:.3f}") for one in record.lossless],
     )
 
@@ -184,8 +171,8 @@ def relative(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
     return math.sqrt(lost / sum(float(exact.float().square().sum()) for _, exact in pairs))
 
 
-def measure(model_folder: Path, sdist: Path, count: int, only: list[str]) -> Record:
-    """Measure every format (or only some) on the same pages."""
+def measure(model_folder: Path, sdist: Path, count: int) -> Record:
+    """Measure every format on the same pages."""
     # before torch is there: threads that spin take ten times as long beside other programs
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     import torch
@@ -197,9 +184,7 @@ def measure(model_folder: Path, sdist: Path, count: int, only: list[str]) -> Rec
     torch.manual_seed(0)
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     tokenizer, model = trained.load(model_folder)
-    texts = trained.texts(sdist)
-    scored = trained.chosen(tokenizer, texts, count, 0)
-    prompts = list(trained.chosen(tokenizer, texts, count, 1).values())
+    scored = trained.chosen(tokenizer, trained.texts(sdist), count)
     ids = list(scored.values())
     stored = next(trained.logits(model, ids))
     trained.permuted(model)
@@ -209,75 +194,54 @@ def measure(model_folder: Path, sdist: Path, count: int, only: list[str]) -> Rec
     exact = {name: weight.bfloat16() for name, weight in weights.items()}
     print(f"{len(ids)} pages, {time.monotonic() - begun:.0f} s", flush=True)
 
-    def tried(name: str, bits: float, one: Callable[[str], torch.Tensor]) -> Row:
-        """Put a format's weights in and compare."""
-        for key, weight in weights.items():
-            weight.copy_(one(key))
-        pairs = {key: (weight, exact[key]) for key, weight in weights.items()}
-        head = pairs.pop("lm_head.weight")
-        found = trained.cost(model, ids, reference)
-        row = Row(
-            name=name,
-            bits=bits,
-            attention=relative(list(pairs.values())),
-            head=relative([head]),
-            **vars(found),
-        )
-        print(f"{row!r} {time.monotonic() - begun:.0f} s", flush=True)
-        return row
-
-    rows = []
+    rows, finalists = [], []
+    first: list[served.Page] = []
+    texts = [one.tolist() for one in ids]
     for name, one in quantisers.TABLE.items():
-        if not only or name in only:
-            rows.append(tried(name, one.bits, lambda key, one=one: one.quantise(exact[key])))  # type: ignore[misc]
-    wanted = [name for name in COMPENSATED if not only or name + WITH in only]
-    if wanted:
         for key, weight in weights.items():
-            weight.copy_(exact[key])
-        seen = trained.hessians(model, prompts)
-        for name in wanted:
-            blocks = quantisers.BLOCKS[name]
-            rows.append(
-                tried(
-                    name + WITH,
-                    blocks.bits,
-                    lambda key, b=blocks: trained.compensated(exact[key], seen[key], b),  # type: ignore[misc]
-                )
-            )
-    for key, weight in weights.items():
-        weight.copy_(quantisers.mxfp8(exact[key]))
+            weight.copy_(one.quantise(exact[key]))
+        pairs = {key: (weight, exact[key]) for key, weight in weights.items()}
+        head = relative([pairs.pop("lm_head.weight")])
+        attention, cost = relative(list(pairs.values())), trained.cost(model, ids, reference)
+        rows.append(Row(name=name, bits=one.bits, attention=attention, head=head, **vars(cost)))
+        print(f"{rows[-1]!r} {time.monotonic() - begun:.0f} s", flush=True)
+        if name in SERVED:
+            with tempfile.TemporaryDirectory() as folder:
+                trained.save(model, Path(folder))
+                said = served.scored(Path(folder), texts)
+            first = first or said
+            finalists.append(answered(name, texts, first, said))
+            print(f"{finalists[-1]!r} {time.monotonic() - begun:.0f} s", flush=True)
     return Record(
         date=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
         torch=torch.__version__,
         transformers=transformers.__version__,
+        vllm=version("vllm"),
         threads=torch.get_num_threads(),
         pages=list(scored),
         tokens=sum(map(len, ids)),
-        prompts=sum(map(len, prompts)),
         permuted_kl=permuted_kl,
-        written_back=written_back(model, ids[0]),
         rows=rows,
+        served=finalists,
         lossless=packed(exact),
         seconds=round(time.monotonic() - begun),
     )
 
 
-def written_back(model: Any, ids: torch.Tensor) -> bool:
-    """Write the rounded model as a BF16 checkpoint, load it: are its logits the same?"""
-    import torch
-    from transformers import AutoModelForCausalLM
-
+def answered(
+    name: str, texts: list[list[int]], reference: list[served.Page], pages: list[served.Page]
+) -> Served:
+    """Compare what vLLM said of each text with what it said of the model as it is."""
     from benchmarks import trained
 
-    ours = next(trained.logits(model, [ids]))
-    config = model.config.to_dict()
-    del config["quantization_config"]  # that of the GGUF file
-    plain = type(model)(type(model.config).from_dict(config)).bfloat16()
-    plain.load_state_dict(model.state_dict())
-    with tempfile.TemporaryDirectory() as folder:
-        plain.save_pretrained(folder)
-        again = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    return bool(torch.equal(ours, next(trained.logits(again.float().eval(), [ids]))))
+    found = [measured(p, q) for p, q in zip(reference, pages, strict=True)]
+    losses = [
+        fmean(-row[token] for row, token in zip(page, text[1:], strict=True))
+        for page, text in zip(pages, texts, strict=True)
+    ]
+    kls, same = ([one[key] for one in found] for key in ("mean_kl", "agreement"))
+    cost = trained.summed(kls, same, losses)
+    return Served(name=name, covered=fmean(one["covered"] for one in found), **vars(cost))
 
 
 def packed(exact: dict[str, torch.Tensor]) -> list[Packed]:
@@ -308,9 +272,9 @@ def packed(exact: dict[str, torch.Tensor]) -> list[Packed]:
             result = lossless.encode(weight)
             if not torch.equal(lossless.decode(result).view(torch.int16), weight.view(torch.int16)):
                 raise SystemExit(f"{label}: 12 bits gave other bits back")
-            listed += len(result.places)
+            listed += lossless.num_listed(result)
             count += weight.numel()
-            bits += result.bits * weight.numel()
+            bits += lossless.bits_each(result) * weight.numel()
         found.append(Packed(weights=label, listed=listed / count, bits=bits / count))
     return found
 
@@ -320,13 +284,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", type=Path, metavar="FOLDER")
     parser.add_argument("--pages", type=int, default=12, help="how many to score, 256 tokens each")
-    parser.add_argument("--only", action="append", default=[], help="a format; may be repeated")
-    parser.add_argument("--out", type=Path, default=RECORD, help="the record")
     parser.add_argument("--page", action="store_true", help="write the page from the record")
     options = parser.parse_args()
     if options.page:
-        text = page(Record.model_validate_json(options.out.read_bytes()))
-        PAGE.write_text(text, encoding="utf-8")
+        PAGE.write_text(page(Record.model_validate_json(RECORD.read_bytes())), encoding="utf-8")
         return
     if options.model is None:
         parser.error("--model FOLDER: see the head of this file")
@@ -337,8 +298,8 @@ def main() -> None:
     file = pins.load(ROOT / "pins.yaml").upstreams["vllm"].files["sdist"]
     store = Path(os.environ.get("SPARKFORGE_STORE") or "~/.cache/sparkforge").expanduser()
     sdist = Store(store).download_path(file.sha256, file.file)
-    record = measure(options.model, sdist, options.pages, options.only)
-    options.out.write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    record = measure(options.model, sdist, options.pages)
+    RECORD.write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

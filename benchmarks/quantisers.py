@@ -1,8 +1,8 @@
 """Formats of weights as functions: a weight [N, K] to what its format makes of it, as BF16.
 
-A format is a set of values, a scale for some elements along K, and a rule for that scale: it brings
-the largest element to the largest value, or is searched, on a grid around that, for the least
-squared error. MXFP4 and MXFP8 are the plugin's own.
+Those of the plugin are its own quantisers. Others, for comparison, are a set of values, a scale for
+some elements along K, and a rule for that scale: it brings the largest element to the largest
+value, or is searched, on a grid around that, for the least squared error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from vllm_sparkforge.mx import formats as mx
+from vllm_sparkforge.mx.table import FORMATS
 
 SLICE = 128 * 1024
 """Elements at once: intermediates stay in the CPU's cache, which is twenty times as fast."""
@@ -47,9 +47,6 @@ def values(found: tuple[float, ...], cells: int) -> tuple[float, Round]:
     return top, rounded
 
 
-FP4 = values((*(-one for one in E2M1[:0:-1]), *E2M1), 4)
-
-
 def grid(lowest: float, highest: float, steps: int) -> tuple[float, ...]:
     """Factors around the scale of the largest element."""
     return tuple(torch.linspace(lowest, highest, steps).tolist())
@@ -69,7 +66,8 @@ class Blocks:
     block: int
     scale: str
     """the scale's type: bf16, fp16, e8m0 or e4m3 (with an FP32 factor for a row)"""
-    factors: tuple[float, ...] = (1.0,)
+    factors: tuple[float, ...] = ()
+    """of the largest element's scale, to try beside it"""
     signed: bool = False
     """the values are not symmetric: also try scales below zero"""
 
@@ -79,21 +77,8 @@ class Blocks:
         scale, row = {"bf16": (16, 0), "fp16": (16, 0), "e8m0": (8, 0), "e4m3": (8, 32)}[self.scale]
         return self.elem_bits + scale / self.block + row / COLUMNS
 
-    def scales(self, x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-        """Scales [N, B, 1] of blocks [N, B, block]; ``row``, [N, 1, 1]: the largest of each row."""
-        start = x.abs().amax(-1, keepdim=True) / self.levels[0]
-        best = self.rounded(start, row)
-        least = self.error(x, best)
-        for factor in self.factors:
-            for sign in (1, -1) if self.signed else (1,):
-                scale = self.rounded(start * factor, row) * sign
-                error = self.error(x, scale)
-                best = torch.where(error < least, scale, best)
-                least = torch.minimum(error, least)
-        return best
-
     def rounded(self, scale: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-        """Scales as their type has them."""
+        """Scales as their type has them; ``row``, [N, 1, 1]: the largest of each row."""
         if self.scale == "bf16":
             return scale.bfloat16().float()
         if self.scale == "fp16":
@@ -103,21 +88,21 @@ class Blocks:
         unit = row / (self.levels[0] * 448)
         return (divided(scale, unit).clamp(max=448)).to(torch.float8_e4m3fn).float() * unit
 
-    def apply(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """Return elements as the format has them under these scales."""
-        return self.levels[1](divided(x, scale)) * scale
-
-    def error(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """Squared error of each block."""
-        return (self.apply(x, scale) - x).square().sum(-1, keepdim=True)
-
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the weight as this format has it."""
         parts = []
         for part in sliced(weight):
-            x = part.unflatten(-1, (-1, self.block))
-            scale = self.scales(x, part.abs().amax(-1, keepdim=True)[..., None])
-            parts.append(self.apply(x, scale).flatten(-2).bfloat16())
+            x, row = part.unflatten(-1, (-1, self.block)), part.abs().amax(-1)[:, None, None]
+            start = x.abs().amax(-1, keepdim=True) / self.levels[0]
+            best, least = x, torch.full_like(start, torch.inf)
+            for factor in (1.0, *self.factors):
+                for sign in (1, -1) if self.signed else (1,):
+                    scale = self.rounded(start * factor, row) * sign
+                    found = self.levels[1](divided(x, scale)) * scale
+                    error = (found - x).square().sum(-1, keepdim=True)
+                    best = torch.where(error < least, found, best)
+                    least = torch.minimum(error, least)
+            parts.append(best.flatten(-2).bfloat16())
         return torch.cat(parts)
 
 
@@ -130,21 +115,6 @@ def sliced(weight: torch.Tensor) -> Iterator[torch.Tensor]:
     """Rows of a weight in float32, some at a time."""
     for part in weight.split(max(1, SLICE // weight.shape[1])):
         yield part.float()
-
-
-def bf16(weight: torch.Tensor) -> torch.Tensor:
-    """Return what the checkpoint has."""
-    return weight.bfloat16()
-
-
-def mxfp8(weight: torch.Tensor) -> torch.Tensor:
-    """Return what the plugin's MXFP8 makes of it."""
-    return mx.mxfp8_dequantize(*mx.mxfp8_quantize(weight.bfloat16()))
-
-
-def mxfp4(weight: torch.Tensor) -> torch.Tensor:
-    """Return what the plugin's MXFP4 makes of it."""
-    return mx.mxfp4_dequantize(*mx.mxfp4_quantize(weight.bfloat16()))
 
 
 def q8_0(weight: torch.Tensor) -> torch.Tensor:
@@ -167,38 +137,32 @@ class Format:
     quantise: Callable[[torch.Tensor], torch.Tensor]
 
 
-def of_blocks(blocks: Blocks) -> Format:
-    """Return a format of blocks as one of the table."""
-    return Format(blocks.bits, blocks)
+def of_plugin(name: str, bits: float) -> Format:
+    """Return a format of ``--mxfp4-layers``."""
+    form = FORMATS[name]
+    return Format(bits, lambda weight: form.dequantise(*form.quantise(weight.bfloat16())))
 
 
-NL4 = values(IQ4_NL, 2)
 SEARCHED = ", searched"
 """In a name: with the scale of least squared error, not that of the largest element."""
+FP4 = values((*(-one for one in E2M1[:0:-1]), *E2M1), 4)
 BLOCKS = {
     "INT8, FP16 a 32": Blocks(integers(8), 8, 32, "fp16"),
-    "INT8, BF16 a 32": Blocks(integers(8), 8, 32, "bf16"),
-    "INT8, BF16 a 64": Blocks(integers(8), 8, 64, "bf16"),
     "INT8, BF16 a 64" + SEARCHED: Blocks(integers(8), 8, 64, "bf16", FINE),
     "INT8, E8M0 a 32": Blocks(integers(8), 8, 32, "e8m0"),
-    "INT6, BF16 a 32": Blocks(integers(6), 6, 32, "bf16"),
     "INT6, BF16 a 32" + SEARCHED: Blocks(integers(6), 6, 32, "bf16", FINE),
-    "INT6, BF16 a 64": Blocks(integers(6), 6, 64, "bf16"),
-    "INT5, BF16 a 32" + SEARCHED: Blocks(integers(5), 5, 32, "bf16", COARSE),
-    "INT4, BF16 a 32" + SEARCHED: Blocks(integers(4), 4, 32, "bf16", COARSE),
-    "INT4, E4M3 a 16" + SEARCHED: Blocks(integers(4), 4, 16, "e4m3", COARSE),
-    "FP4, BF16 a 32" + SEARCHED: Blocks(FP4, 4, 32, "bf16", COARSE),
+    "INT5, BF16 a 32": Blocks(integers(5), 5, 32, "bf16"),
     "FP4, E4M3 a 16": Blocks(FP4, 4, 16, "e4m3"),
     "FP4, E4M3 a 16" + SEARCHED: Blocks(FP4, 4, 16, "e4m3", COARSE),
-    "FP4, E4M3 a 32" + SEARCHED: Blocks(FP4, 4, 32, "e4m3", COARSE),
-    "NL4, BF16 a 32" + SEARCHED: Blocks(NL4, 4, 32, "bf16", COARSE, signed=True),
-    "NL4, E4M3 a 16" + SEARCHED: Blocks(NL4, 4, 16, "e4m3", COARSE, signed=True),
-    "NL4, E4M3 a 32" + SEARCHED: Blocks(NL4, 4, 32, "e4m3", COARSE, signed=True),
+    "NL4, E4M3 a 16" + SEARCHED: Blocks(values(IQ4_NL, 2), 4, 16, "e4m3", COARSE, signed=True),
 }
 TABLE = {
-    "BF16": Format(16, bf16),
+    "BF16": Format(16, lambda weight: weight.bfloat16()),
     "Q8_0": Format(8.5, q8_0),
-    "MXFP8": Format(8.25, mxfp8),
-    "MXFP4": Format(4.25, mxfp4),
-    **{name: of_blocks(blocks) for name, blocks in BLOCKS.items()},
+    "MXFP8": of_plugin("mxfp8", 8.25),
+    "INT8": of_plugin("int8", 8.25),
+    "INT6": of_plugin("int6", 6.5),
+    "NVFP4": of_plugin("nvfp4", 4.5),
+    "MXFP4": of_plugin("mxfp4", 4.25),
+    **{name: Format(blocks.bits, blocks) for name, blocks in BLOCKS.items()},
 }

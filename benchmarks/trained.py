@@ -11,14 +11,13 @@ from __future__ import annotations
 import hashlib
 import math
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
-
-from benchmarks.quantisers import Blocks, divided
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -57,9 +56,9 @@ def texts(sdist: Path) -> dict[str, str]:
     return {name: found[name] for name in sorted(found) if len(found[name]) >= 4096}
 
 
-def chosen(tokenizer: Any, pages: dict[str, str], count: int, half: int) -> dict[str, torch.Tensor]:
-    """Tokens of pages that are evenly spread over every other page (``half`` 0 or 1)."""
-    names = [*pages][half::2]
+def chosen(tokenizer: Any, pages: dict[str, str], count: int) -> dict[str, torch.Tensor]:
+    """Tokens of pages that are evenly spread over every other page."""
+    names = [*pages][::2]
     names = [names[i * len(names) // count] for i in range(count)]
     found = {
         name: tokenizer(pages[name][:4096], return_tensors="pt").input_ids[0] for name in names
@@ -124,61 +123,20 @@ def cost(model: Any, ids: list[torch.Tensor], reference: list[torch.Tensor]) -> 
         means.append(float((theirs.exp() * (theirs - ours)).sum(-1).mean()))
         same.append(float((theirs.argmax(-1) == ours.argmax(-1)).float().mean()))
         loss.append(float(-ours[:-1].gather(1, tokens[1:, None]).mean()))
-    kl = torch.tensor(means, dtype=torch.float64)
+    return summed(means, same, loss)
+
+
+def summed(kls: list[float], same: list[float], losses: list[float]) -> Cost:
+    """Return the cost of all texts from the means of each."""
+    kl = torch.tensor(kls, dtype=torch.float64)
     error = float(kl.std() / math.sqrt(len(kl))) if len(kl) > 1 else 0.0
-    mean = sum(loss) / len(loss)
-    return Cost(math.exp(mean), float(kl.mean()), error, sum(same) / len(same))
+    return Cost(math.exp(fmean(losses)), float(kl.mean()), error, fmean(same))
 
 
-def hessians(model: Any, ids: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """X'X of the inputs X of each weight that is rounded, by its name."""
-    found: dict[str, torch.Tensor] = {}
-
-    def hook(name: str) -> Callable[..., None]:
-        def add(_: object, inputs: tuple[torch.Tensor, ...]) -> None:
-            x = inputs[0].flatten(0, -2)
-            found[name] = found.get(name, 0) + x.T @ x
-
-        return add
-
-    handles = [
-        module.register_forward_pre_hook(hook(f"{name}.weight"))
-        for name, module in model.named_modules()
-        if name.split(".")[-1] in (*ROUNDED, "lm_head")
-    ]
-    for one in ids:
-        model(one[None])
-    for handle in handles:
-        handle.remove()
-    return found
-
-
-def compensated(weight: torch.Tensor, hessian: torch.Tensor, blocks: Blocks) -> torch.Tensor:
-    """Round a weight column by column, the rest making up for each one's error (GPTQ).
-
-    Scales are those of the block at the time when its first column is rounded.
-    """
-    left = weight.float().clone()
-    size = len(hessian)
-    damped = hessian + 0.01 * hessian.diagonal().mean() * torch.eye(size)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-    upper = torch.linalg.cholesky(inverse, upper=True)
-    row = left.abs().amax(-1)[:, None, None]
-    out = torch.empty_like(left)
-    for start in range(0, size, blocks.block):
-        part = slice(start, start + blocks.block)
-        block = left[:, part].T.contiguous()  # columns are rows here: contiguous
-        scale = torch.cat(
-            [
-                blocks.scales(some[:, None], rows)
-                for some, rows in zip(left[:, part].split(16384), row.split(16384), strict=True)
-            ]
-        )[:, 0, 0]
-        errors = torch.empty_like(block)
-        for i in range(blocks.block):
-            q = blocks.levels[1](divided(block[i], scale)) * scale
-            out[:, start + i] = q
-            errors[i] = (block[i] - q) / upper[start + i, start + i]
-            block[i:] -= upper[start + i, start + i : part.stop, None] * errors[i]
-        left[:, part.stop :] -= errors.T @ upper[part, part.stop :]
-    return out.bfloat16()
+def save(model: Any, folder: Path) -> None:
+    """Write the model as a BF16 checkpoint."""
+    config = model.config.to_dict()
+    del config["quantization_config"]  # that of the GGUF file
+    plain = type(model)(type(model.config).from_dict(config)).bfloat16()
+    plain.load_state_dict(model.state_dict())
+    plain.save_pretrained(folder)

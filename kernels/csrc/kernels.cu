@@ -16,39 +16,47 @@
 #define BLOCKS_OF(BLOCKS) BLOCKS
 #endif
 
-// narrow_16: two blocks of eight rows fit a multiprocessor, or one and one of `route`, which follows o; with 16
-// rows one does, so ptxas need not spill to fit two.
-#define DENSE(NAME, FORMAT, NARROW, WIDE, ROWS, BLOCKS)                                                     \
+// SHORT, LONG, WIDE: the tiles that a warp has in flight in narrow_12, narrow_16 and wide.
+// narrow_16 with 16 rows: one block fits a multiprocessor anyway, so ptxas need not spill to fit two.
+#define DENSE(NAME, FORMAT, SHORT, LONG, WIDE, ROWS, BLOCKS)                                                \
   extern "C" __global__ void __launch_bounds__(384, BLOCKS_OF(BLOCKS))                                      \
       dense_##NAME##_narrow_12_##ROWS(dense::Operands o) {                                                  \
-    dense::narrow<dense::FORMAT, 12, NARROW, ROWS>(o);                                                      \
+    dense::narrow<dense::FORMAT, 12, SHORT, ROWS>(o);                                                       \
   }                                                                                                         \
-  extern "C" __global__ void __launch_bounds__(512, ROWS == 16 ? 1 : 2)                                     \
+  extern "C" __global__ void __launch_bounds__(512, ROWS == 16)                                             \
       dense_##NAME##_narrow_16_##ROWS(dense::Operands o) {                                                  \
-    dense::narrow<dense::FORMAT, 16, NARROW, ROWS>(o);                                                      \
+    dense::narrow<dense::FORMAT, 16, LONG, ROWS>(o);                                                        \
   }                                                                                                         \
   extern "C" __global__ void __launch_bounds__(640) dense_##NAME##_wide_##ROWS(dense::Operands o) {         \
     dense::wide<dense::FORMAT, 20, WIDE, ROWS>(o);                                                          \
   }
 
-DENSE(mxfp4, Mxfp4, 4, 5, 8, 3)
-DENSE(mxfp4, Mxfp4, 4, 3, 16, 2)
-DENSE(mxfp8, Mxfp8, 2, 3, 8, 3)
-DENSE(mxfp8, Mxfp8, 2, 2, 16, 1)
-DENSE(int8, Int8, 2, 3, 8, 3)
-DENSE(int8, Int8, 2, 2, 16, 1)
-DENSE(bf16, Bf16, 2, 2, 8, 2)
-DENSE(bf16, Bf16, 2, 2, 16, 1)
+DENSE(mxfp4, Mxfp4, 4, 4, 5, 8, 3)
+DENSE(mxfp4, Mxfp4, 4, 4, 3, 16, 2)
+DENSE(nvfp4, Nvfp4, 3, 4, 4, 8, 3)
+DENSE(nvfp4, Nvfp4, 3, 4, 2, 16, 2)
+DENSE(int6, Int6, 2, 3, 3, 8, 3)
+DENSE(int6, Int6, 3, 3, 2, 16, 2)
+DENSE(mxfp8, Mxfp8, 2, 2, 3, 8, 3)
+DENSE(mxfp8, Mxfp8, 2, 2, 2, 16, 1)
+DENSE(int8, Int8, 2, 2, 3, 8, 3)
+DENSE(int8, Int8, 2, 2, 2, 16, 1)
+DENSE(lossless, Lossless, 1, 2, 2, 8, 3)
+DENSE(lossless, Lossless, 2, 2, 2, 16, 1)
+DENSE(bf16, Bf16, 2, 2, 2, 8, 2)
+DENSE(bf16, Bf16, 2, 2, 2, 16, 1)
 
-extern "C" __global__ void __launch_bounds__(256) expand_mxfp4(dense::Expanded o) {
-  dense::expand<dense::Mxfp4>(o);
-}
-extern "C" __global__ void __launch_bounds__(256) expand_mxfp8(dense::Expanded o) {
-  dense::expand<dense::Mxfp8>(o);
-}
-extern "C" __global__ void __launch_bounds__(256) expand_int8(dense::Expanded o) {
-  dense::expand<dense::Int8>(o);
-}
+#define EXPAND(NAME, FORMAT)                                                                       \
+  extern "C" __global__ void __launch_bounds__(256) expand_##NAME(dense::Expanded o) {            \
+    dense::expand<dense::FORMAT>(o);                                                               \
+  }
+
+EXPAND(mxfp4, Mxfp4)
+EXPAND(nvfp4, Nvfp4)
+EXPAND(int6, Int6)
+EXPAND(mxfp8, Mxfp8)
+EXPAND(int8, Int8)
+EXPAND(lossless, Lossless)
 
 #define EXPERTS(ROWS, TILES, BLOCKS)                                                                        \
   extern "C" __global__ void __launch_bounds__(256, BLOCKS_OF(BLOCKS)) experts_gate_up_##ROWS(experts::Operands o) {  \
@@ -78,7 +86,7 @@ ROW_MAJOR(1, 1, 1)
 ROW_MAJOR(8, 2, 8)
 ROW_MAJOR(16, 2, 16)
 
-// On a GB10 it fits a multiprocessor beside a block of the o projection, which is the kernel before it.
+// On a GB10 it fits a multiprocessor beside a block of the o projection, the kernel before it (but for BF16).
 extern "C" __global__ void __launch_bounds__(layer::kThreads, __CUDA_ARCH__ < 1200 ? 1 : 2) route(layer::Routed o) {
   layer::route(o);
 }
@@ -90,5 +98,8 @@ extern "C" __global__ void __launch_bounds__(layer::kThreads) add_norm(layer::No
 }
 
 extern "C" __global__ void __launch_bounds__(rotary::kThreads) rotate_and_cache(rotary::Operands o) {
-  rotary::rotate_and_cache(o);
+  rotary::rotate_and_cache<bf16>(o);
+}
+extern "C" __global__ void __launch_bounds__(rotary::kThreads) rotate_and_cache_fp8(rotary::Operands o) {
+  rotary::rotate_and_cache<unsigned char>(o);
 }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 //
-// E2M1 or E4M3 weights with E8M0 scales, or INT8 weights with BF16 scales, against BF16 rows, on tensor cores.
+// Weights in E2M1, E4M3 or integers, with scales in E8M0, BF16 or E4M3, and BF16 (its own way: dense.cuh), against
+// BF16 rows, on tensor cores.
 //
-// A weight keeps its bits of exponent and mantissa where BF16 has its lowest exponent bits (INT8: mantissa),
-// so it stands for its value times 2^-126 (E2M1), 2^-120 (E4M3) or 2^-133 (INT8), exactly, and costs a shift
-// and a mask. Rows go up by 2^48 and scales by 2^64; `kBack` takes the rest off the sum. So rows must be below
-// 2^79 and scales at most 2^63 (E8M0 190), which the Python side checks at load. E4M3's NaN counts as 480.
+// A weight keeps its bits of exponent and mantissa where BF16 has its lowest exponent bits (integers: mantissa),
+// so it stands for its value times 2^-126 (E2M1), 2^-120 (E4M3) or 2^-133 (integers), exactly, and costs a shift
+// and a mask. Rows go up by 2^48 and scales by 2^64 (E4M3: other powers); `kBack` takes the rest off the sum. So rows
+// must be below 2^79 and scales at most 2^63 (E8M0 190), which the Python side checks at load. A weight in E4M3 that is
+// NaN counts as 480.
 #pragma once
 #include <cuda_bf16.h>
 
@@ -14,13 +16,14 @@ using bf16 = __nv_bfloat16;
 
 constexpr float kBack = 16384.f;  // of E2M1: 126 - 48 - 64 = 14
 
-__device__ __forceinline__ unsigned up(unsigned two_bf16) {  // times 2^48
+__device__ __forceinline__ unsigned product(unsigned two_bf16, unsigned two_others) {
   unsigned result;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;"
-      : "=r"(result)
-      : "r"(two_bf16), "r"(0x57805780u), "r"(0x80008000u));
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(two_bf16), "r"(two_others), "r"(0x80008000u));
   return result;
 }
+
+__device__ __forceinline__ unsigned up(unsigned two_bf16) { return product(two_bf16, 0x57805780u); }  // times 2^48
+constexpr float kDown = 1.f / 281474976710656;  // and back
 
 __device__ __forceinline__ uint4 up(uint4 v) {
   return make_uint4(up(v.x), up(v.y), up(v.z), up(v.w));

@@ -28,13 +28,14 @@ class KernelMetrics(AggregateStatLoggerBase):
 
     def log_engine_initialized(self) -> None:
         """Set the gauge of each kind that was compared."""
-        found = verdicts.read(self._config)
-        if not found or "metrics" in options.of(self._config).off:
+        chosen = options.of(self._config)
+        found = {**verdicts.read(self._config), **dict.fromkeys(chosen.failed, False)}
+        if not found or "metrics" in chosen.off:
             return
         gauge = REGISTRY._names_to_collectors.get(_NAME) or Gauge(
             _NAME,
             "Whether few rows take the decode kernels of a kind (1), or the kind failed its"
-            " comparison with the usual kernels (0).",
+            " trial or its comparison with the usual kernels (0).",
             ("model_name", "engine", "kind"),
             multiprocess_mode="mostrecent",
         )

@@ -31,7 +31,9 @@ from vllm.transformers_utils.config import checkpoint_has_lm_head
 
 from vllm_sparkforge import contract, graph_memory, options
 from vllm_sparkforge.decode import bf16, layer, module, rotary
-from vllm_sparkforge.mx.linear import MxLinearMethod
+from vllm_sparkforge.mx.linear import MxLinearMethod, lossless_method
+from vllm_sparkforge.mx.table import FORMATS
+from vllm_sparkforge.trial import prompts
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -104,9 +106,13 @@ class SparkGptOssForCausalLM(GptOssForCausalLM):
     def __init__(self, vllm_config: VllmConfig, prefix: str = "") -> None:
         chosen = options.of(vllm_config)
         module.verify_option(vllm_config)
-        if chosen.mxfp4_layers and (reason := contract.broken("layers")) is not None:
+        quantised = FORMATS.keys() & chosen.mxfp4_layers.values()
+        if quantised and (reason := contract.broken("layers")) is not None:
             raise ValueError(f"{options.KEY}: mxfp4_layers cannot be used: {reason}")
         # what torch.compile makes of the model follows from this wheel, too
+        if chosen.failed:  # sparkforge/serving/profile.py looks for this line
+            logger.warning("Kernels that failed their trial: %s.", ",".join(sorted(chosen.failed)))
+        prompts.leave_out(chosen.failed)
         used = chosen.decode_kernels != "off"
         options.note(vllm_config, "kernels", module.fingerprint() if used else "")
         super().__init__(vllm_config=vllm_config, prefix=prefix)
@@ -133,11 +139,14 @@ class SparkGptOssForCausalLM(GptOssForCausalLM):
         head = self.lm_head
         if type(head.quant_method) is not UnquantizedEmbeddingMethod:
             return
-        if form is None:
+        obstacle = _head_obstacle(config) if form else None
+        if form not in FORMATS:
             if module.enabled(config, "bf16"):
                 head.quant_method = Bf16Head()
+            if form:
+                head.quant_method = lossless_method(config, head.quant_method, obstacle)
             return
-        if (obstacle := _head_obstacle(config)) is not None:
+        if obstacle is not None:
             msg = f"lm_head cannot be quantized: {obstacle}. Remove it from mxfp4_layers."
             raise ValueError(msg)
         head.quant_method = MxLinearMethod(form)

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vllm_sparkforge.mx.table import FORMATS, LOSSLESS
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
@@ -21,11 +23,11 @@ KEY = "sparkforge"
 VARIABLE = "VLLM_SPARKFORGE"
 EXPERTS = "bf16_dequant"
 LAYERS = ("qkv", "o", "lm_head")
-FORMATS = ("mxfp4", "mxfp8", "int8")
 PARTS = ("amx", "experts", "layers", "bf16", "norms", "rotary", "memory", "metrics")
 """What can be switched off: tiles of AMX (in the variable alone); the kernels of MXFP4 experts;
 those of MX layers; those of BF16 layers; joined norms and routers; rotary embedding with the KV
 cache; the measure of graphs on a shared memory; the gauge."""
+ALL = "all"  # failed: the device did not get as far as the first kind
 _FOUND = "found"  # what ``note`` adds
 
 
@@ -38,12 +40,14 @@ class Options:
         mxfp4_layers: format by kind of layer.
         experts: ``EXPERTS`` or "": what expands a checkpoint's experts to BF16.
         off: of ``PARTS``.
+        failed: kinds of kernels, and tactics of CUTLASS, that failed a trial: none is used.
     """
 
     decode_kernels: str = "auto"
     mxfp4_layers: Mapping[str, str] = field(default_factory=dict)
     experts: str = ""
     off: frozenset[str] = frozenset()
+    failed: frozenset[str] = frozenset()
 
 
 def parse_layers(text: str) -> dict[str, str]:
@@ -67,7 +71,7 @@ def parse_layers(text: str) -> dict[str, str]:
         if kind in layers:
             raise ValueError(f"mxfp4_layers: {kind} occurs twice in {text!r}")
         name = name or "mxfp4"
-        expected = ("mxfp4",) if kind == "moe" else FORMATS
+        expected = ("mxfp4",) if kind == "moe" else (*FORMATS, LOSSLESS.name)
         if name not in expected:
             msg = f"mxfp4_layers: {kind} cannot be {name!r}; expected {' or '.join(expected)}"
             raise ValueError(msg)
@@ -82,7 +86,7 @@ def parse(given: Mapping[str, Any]) -> Options:
     Raises:
         ValueError: there is no such option, or it has no such value.
     """
-    known = {"decode_kernels", "mxfp4_layers", "experts", "off", _FOUND}
+    known = {"decode_kernels", "mxfp4_layers", "experts", "off", "failed", _FOUND}
     if unknown := sorted(set(given) - known):
         listed = ", ".join(sorted(known - {_FOUND}))
         msg = f"{KEY}: there is no option {unknown[0]!r}; known: {listed}"
@@ -102,7 +106,15 @@ def parse(given: Mapping[str, Any]) -> Options:
     off = given.get("off", [])
     if not isinstance(off, list) or any(part not in PARTS for part in off):
         raise ValueError(f"{KEY}: off is {off!r}; use a list of {', '.join(PARTS)}")
-    return Options(kernels, parse_layers(layers), experts, frozenset(off))
+    failed = given.get("failed", "")
+    if not isinstance(failed, str):
+        raise ValueError(f"{KEY}: failed is {failed!r}; use a list like 'INT8,BF16'")
+    kinds = frozenset(filter(None, failed.split(",")))
+    if ALL in kinds and kernels == "auto":
+        kernels = "off"
+    if kinds and kernels == "on":
+        raise ValueError(f"{KEY}: decode_kernels is on, but some failed their trial: {failed}")
+    return Options(kernels, parse_layers(layers), experts, frozenset(off), kinds)
 
 
 def given(config: VllmConfig | None) -> dict[str, Any]:

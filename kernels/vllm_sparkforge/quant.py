@@ -26,8 +26,9 @@ from vllm.platforms import current_platform
 from vllm.utils.math_utils import round_up
 
 from vllm_sparkforge import contract, options
-from vllm_sparkforge.decode import bf16, experts, module
-from vllm_sparkforge.mx.linear import MxLinearMethod
+from vllm_sparkforge.decode import bf16, expertcheck, experts, module
+from vllm_sparkforge.mx.linear import MxLinearMethod, lossless_method
+from vllm_sparkforge.mx.table import FORMATS
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -291,6 +292,14 @@ class MoEMethod(GptOssMxfp4MoEMethod):
             )
         self.experts_cls = few_rows(self.experts_cls)
 
+    def _setup_kernel(self, layer: Module, *tensors: Any, **named: Any) -> None:
+        """Put the weights into the backend's order; the self-check knows one expert's before."""
+        if all(tensor is not None for tensor in tensors):
+            last = expertcheck.Checkpoint(*(tensor.data[-1:].clone() for tensor in tensors))
+            layer.decode_last_expert = last
+        super()._setup_kernel(layer, *tensors, **named)
+        layer.__dict__.pop("decode_last_expert", None)
+
     def maybe_roundup_sizes(
         self, hidden_size: int, intermediate_size_per_partition: int, *rest: Any, **named: Any
     ) -> tuple[int, int]:
@@ -305,8 +314,9 @@ class MoEMethod(GptOssMxfp4MoEMethod):
             hidden_size, intermediate_size_per_partition, *rest, **named
         )
         if self.mxfp4_backend == Mxfp4MoeBackend.MARLIN and self.moe.in_dtype == torch.bfloat16:
-            hidden = min(hidden, round_up(hidden_size, 128))
-            inner = min(inner, round_up(intermediate_size_per_partition, 64))
+            multiple, of_inner = experts.PADDED[experts.KIND]
+            hidden = min(hidden, round_up(hidden_size, multiple))
+            inner = min(inner, round_up(intermediate_size_per_partition, of_inner))
         return hidden, inner
 
 
@@ -344,6 +354,7 @@ class GptOssConfig(GptOssMxfp4Config):
         kind = _KINDS.get(".".join(prefix.rsplit(".", 2)[-2:]), "")
         config = get_current_vllm_config()
         form = options.of(config).mxfp4_layers.get(kind)
-        if form is not None:
+        if form in FORMATS:
             return MxLinearMethod(form)
-        return Bf16LinearMethod() if module.enabled(config, "bf16") else method
+        plain = Bf16LinearMethod() if module.enabled(config, "bf16") else method
+        return plain if form is None else lossless_method(config, plain)

@@ -56,7 +56,7 @@ class Options:
     chat: bool = False
     """serve a tiny model with canned chat and tool-call replies"""
     profile: str | None = None
-    """exact, balanced or fast: format of the dense layers (default: the target's)"""
+    """exact, balanced, fast or fastest: format of the dense layers (default: the target's)"""
     arguments: Behind = ()
     project: ProjectOptions = ProjectOptions()
     output: OutputOptions = OutputOptions()

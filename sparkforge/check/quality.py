@@ -1,8 +1,9 @@
 """`build.py bench quality`: the effect of quantised dense layers on what a model says.
 
-The model is served unchanged, and once for each choice of --mxfp4-layers. The unchanged model
-continues every prompt of quality.json. Each server scores those tokens, with the true ones before
-them (teacher-forced), and its next-token distributions are compared with the unchanged model's.
+The model is served by the profile `exact`, unchanged, and once for each choice of --mxfp4-layers.
+The unchanged model continues every prompt of quality.json. Each server scores those tokens, with
+the true ones before them (teacher-forced), and its next-token distributions are compared with the
+unchanged model's.
 """
 
 import json
@@ -11,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from cyclopts.types import NonNegativeFloat, PositiveInt
@@ -28,21 +28,20 @@ from sparkforge.build.options import (
 from sparkforge.build.smoke import SMOKE_ARGUMENTS, SMOKE_VARIABLES
 from sparkforge.check import roofline
 from sparkforge.check.bench import command
+from sparkforge.check.divergence import Logprobs, measured
 from sparkforge.core.disk import sha256_file, write_file
 from sparkforge.core.errors import CheckError, ServerError, UsageError
 from sparkforge.core.log import log
 from sparkforge.runtime.client import COMPLETIONS, Place, post
 from sparkforge.runtime.servers import MODEL_NAME, Launch
 from sparkforge.serving.options import redacted
+from sparkforge.serving.profile import VARIABLE
 from sparkforge.sources.project import Project, ProjectOptions
 
-_LAYERS = ("qkv", "o", "lm_head", "qkv,o,lm_head")
+_EXACT = "exact"
 _TOP = 256  # likeliest tokens of each distribution; the rest of the vocabulary counts as one
-_SMALLEST = 1e-6  # probability; a smaller remainder is rounding of the others
 
 Start = Callable[[Sequence[str]], AbstractContextManager[Place]]
-Logprobs = Mapping[int, float]
-"""Natural logarithms of the probabilities of the likeliest tokens, by token id."""
 
 
 @command_options
@@ -51,8 +50,8 @@ class QualityOptions:
     """target to measure"""
     model: Path | None = None
     """checkpoint to measure (default: a tiny test model)"""
-    layers: tuple[str, ...] = _LAYERS
-    """--mxfp4-layers value to measure; may be repeated (default: qkv, o, lm_head, and all three)"""
+    layers: tuple[str, ...] = ()
+    """--mxfp4-layers value to measure; may be repeated (default: those of the other profiles)"""
     max_kl: NonNegativeFloat | None = None
     """limit of the mean KL divergence of the next token, in nats (default: none, figures only)"""
     tokens: PositiveInt = 64
@@ -83,7 +82,10 @@ def measure_quality(options: QualityOptions) -> int:
         raise UsageError(msg, "give one with --model DIR")
     build.run("image")
     gpus = context.target.cuda_arch is not None
-    launch = Launch(model, context.serve, arguments, variables, build.tools.port, gpus)
+    exact, variables = serve.chosen(context, _EXACT), {**variables, VARIABLE: _EXACT}
+    launch = Launch(model, context.serve_with(exact), arguments, variables, build.tools.port, gpus)
+    others = {name: one.mxfp4_layers for name, one in exact.choices.items() if name != _EXACT}
+    chosen = options.layers or tuple(filter(None, others.values()))
     data = json.loads(Path(__file__).with_name("quality.json").read_text(encoding="utf-8"))
     prompts = [data["template"].replace("{text}", one) for one in data["prompts"]]
     with context.store.temporary("quality") as work:
@@ -92,13 +94,13 @@ def measure_quality(options: QualityOptions) -> int:
             one = replace(launch, arguments=(*arguments, *more))
             return command.started(build, build.graph.product.artefact, one, work)
 
-        found = run(start, options.layers, options.tokens, prompts)
+        found = run(start, chosen, options.tokens, prompts)
     document = {
         "target": context.target_name,
         "release": context.release,
         "pins": sha256_file(context.pins_path),
         "model": str(model),
-        "options": redacted((*context.serve, *build.tools.arguments)),
+        "options": redacted((*launch.options, *build.tools.arguments)),
         "layers": found,
     }
     file = command.new_folder(context.dist, "quality") / "quality.json"
@@ -112,7 +114,7 @@ def measure_quality(options: QualityOptions) -> int:
     if not (beyond := [name for name, one in found.items() if one["mean_kl"] > limit]):
         return 0
     msg = f"mean KL above {limit:g}: {'; '.join(beyond)}"
-    return log.failure(CheckError(msg, "use more precision (KIND=mxfp8) or omit those layers"))
+    return log.failure(CheckError(msg, "use more precision (KIND=int8) or omit those layers"))
 
 
 def run(
@@ -150,30 +152,3 @@ def _score(place: Place, prompt: list[int], written: list[int]) -> list[Logprobs
         {int(token): entry["logprob"] for token, entry in position.items()}
         for position in answer["prompt_logprobs"][len(prompt) :]
     ]
-
-
-def divergence(reference: Logprobs, other: Logprobs) -> tuple[float, float]:
-    """Return a lower bound of one position's divergence in nats, and the probability it covers.
-
-    Tokens that not both servers return are merged to one, which can only lose divergence.
-    """
-    shared = reference.keys() & other.keys()
-    covered = sum(math.exp(reference[token]) for token in shared)
-    both = sum(math.exp(reference[t]) * (reference[t] - other[t]) for t in shared)
-    rest, left = 1 - covered, 1 - sum(math.exp(other[token]) for token in shared)
-    merged = rest * math.log(rest / max(left, _SMALLEST)) if rest > _SMALLEST else 0.0
-    return max(both + merged, 0.0), min(covered, 1.0)
-
-
-def measured(reference: Sequence[Logprobs], seen: Sequence[Logprobs]) -> dict[str, Any]:
-    """Compare one server's distributions with the unchanged model's.
-
-    Returns ``mean_kl`` in nats, a lower bound; ``agreement``: share of positions with the same
-    likeliest token; ``covered``: mean probability of the tokens that both returned (near one, the
-    bound is close); and the number of ``positions``.
-    """
-    pairs = list(zip(reference, seen, strict=True))
-    kls, covered = zip(*(divergence(p, q) for p, q in pairs), strict=True)
-    same = fmean(max(p, key=p.__getitem__) == max(q, key=q.__getitem__) for p, q in pairs)
-    found = {"mean_kl": fmean(kls), "agreement": same, "covered": fmean(covered)}
-    return {**found, "positions": len(pairs)}

@@ -1,9 +1,10 @@
-"""`build.py roofline`: ceilings of decoding speed, a memory's bandwidth / the bytes of a step.
+"""`build.py roofline`: speeds of decoding that follow from a memory's bandwidth and a step's bytes.
 
-A ceiling is neither a measurement nor a promise: no engine can be faster. A step reads the weights
-as the backend stores them (with padding, scales and biases), keys and values of the context, norms,
-sinks and rows of the embedding. Not counted: activations, new keys and values (under 1 MB per
-token), caches between steps, and all computation. 1 GB is 10^9 bytes.
+No speed is a measurement or a promise. A *ceiling* is the maker's bandwidth / bytes: no engine can
+be faster. What to *expect* has the bandwidth that others measured, and for each step the time that
+is not memory's. A step reads the weights as the backend stores them (with padding, scales and
+biases), keys and values of the context, norms, sinks and rows of the embedding. Not counted:
+activations, new keys and values (under 1 MB a token), caches between steps. 1 GB is 10^9 bytes.
 """
 
 from collections.abc import Mapping
@@ -16,23 +17,37 @@ from sparkforge.build.options import OutputOptions, command_options
 from sparkforge.core import pages
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
-from sparkforge.pins.pins import Target
+from sparkforge.pins.pins import Pins, Target
 from sparkforge.sources.project import PinsFile, checkout
 
 GB = 10**9
-NOTE = "ceilings are arithmetic (bandwidth / bytes), not measurements; nobody ran this on a Spark"
+NOTE = "speeds are arithmetic (bandwidth / bytes), not measurements; nobody ran this on a Spark"
 _CONTEXT = 2048  # tokens
-_HEAD = ("GB/token", "experts", "qkv+o", "head", "KV", "rest", "sum", "ceiling", "")
+_CONTEXTS = (0, 2048, 8192, 32768, 102400)
+_HEAD = ("GB/token", "experts", "qkv+o", "head", "KV", "rest", "sum", "ceiling", "expected", "")
 
-Format = Literal["bf16", "mxfp8", "int8", "mxfp4"]
+MEASURED = 234 / 273
+"""What others measured on GB10s, of the maker's figure (antirez/ds4)."""
+STEP_S = 1.5e-3
+"""Of a step, not memory's: on an H200, MXFP4 dense layers took 2.13 ms for bytes of 0.63
+(docs/evidence/h200.md: 469 tokens/s; 4.46 TB/s)."""
+RELEASE_STEP_S = 2.75e-3
+"""The same of unpatched vLLM, from the same table."""
+
+Format = Literal["bf16", "lossless", "q8_0", "mxfp8", "int8", "int6", "nvfp4", "mxfp4"]
 Kind = Literal["qkv", "o", "lm_head"]
 Moe = Literal["marlin-release", "marlin", "flashinfer_cutlass", "triton"]
 _BF16 = 2
-# an MX format has an E8M0 scale byte for 32 weights (OCP Microscaling Formats 1.0), INT8 two for 64
+# MX formats have an E8M0 scale byte for 32 weights (OCP Microscaling Formats 1.0), the others two
+# for 64 (INT8) or 32, one for 16 (NVFP4), or a list of what does not fit into 12 bits
 WEIGHT_BYTES: Mapping[Format, float] = {
     "bf16": _BF16,
+    "lossless": 12.03 / 8,
+    "q8_0": 1 + 2 / 32,  # llama.cpp's
     "mxfp8": 1 + 1 / 32,
     "int8": 1 + 2 / 64,
+    "int6": 0.75 + 2 / 32,
+    "nvfp4": 0.5 + 1 / 16,
     "mxfp4": 0.5 + 1 / 32,
 }
 
@@ -50,15 +65,7 @@ Marlin with our series. It pads the rows of w2 on, to 128, which the decode kern
 Marlin does (0.7 % more of gpt-oss's experts).
 """
 
-# name, MoE backend and --mxfp4-layers of each row: the release, then our profiles
-_STEPS: tuple[tuple[str, Moe, str], ...] = (
-    ("release", "marlin-release", ""),
-    ("exact", "marlin", ""),
-    ("balanced", "marlin", "qkv=mxfp8,o=mxfp8,lm_head=mxfp8"),
-    ("fast", "marlin", "qkv,o,lm_head"),
-    ("fast, experts by CUTLASS", "flashinfer_cutlass", "qkv,o,lm_head"),
-    ("fast, experts by Triton", "triton", "qkv,o,lm_head"),
-)
+LLAMA = "llama.cpp's file"
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,8 @@ SHAPES: Mapping[str, Shape] = {
 
 def parse_layers(text: str) -> dict[Kind, Format]:
     """Read the value of ``--mxfp4-layers`` as our plugin of vLLM does: ``moe`` has no effect."""
-    formats: dict[str, Format] = {"": "mxfp4", "mxfp4": "mxfp4", "mxfp8": "mxfp8", "int8": "int8"}
+    formats: dict[str, Format] = {one: one for one in get_args(Format)[3:]}
+    formats |= {"": "mxfp4", "lossless": "lossless"}
     chosen: dict[str, Format] = {}
     for item in text.split(","):
         name, _, given = item.strip().partition("=")
@@ -111,16 +119,6 @@ def padded_experts(shape: Shape, moe: Moe) -> tuple[int, int]:
     return _up(shape.hidden, hidden), _up(shape.intermediate, intermediate)
 
 
-def padded_dense(rows: int, columns: int) -> tuple[int, int]:
-    """Return the rows and columns of a dense weight as Marlin stores it.
-
-    Its tiles need rows by 64 and columns by 128, or vice versa; the smaller product is used (vLLM
-    0.33.0, quantization/utils/marlin_utils.py, marlin_padded_nk).
-    """
-    candidates = (_up(rows, 64), _up(columns, 128)), (_up(rows, 128), _up(columns, 64))
-    return min(candidates, key=lambda shape: (shape[0] * shape[1], sum(shape)))
-
-
 def step_bytes(
     shape: Shape, moe: Moe, formats: Mapping[Kind, Format], *, context: int, batch: int = 1
 ) -> dict[str, float]:
@@ -130,9 +128,7 @@ def step_bytes(
     """
 
     def dense(rows: int, columns: int, kind: Kind) -> float:
-        form = formats.get(kind, "bf16")
-        rows, columns = (rows, columns) if form == "bf16" else padded_dense(rows, columns)
-        return rows * columns * WEIGHT_BYTES[form]
+        return rows * columns * WEIGHT_BYTES[formats.get(kind, "bf16")]
 
     hidden, layers = shape.hidden, shape.layers
     qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
@@ -155,35 +151,47 @@ def step_bytes(
 
 
 def rows(
-    target: Target, context: int = _CONTEXT, batch: int = 1, layers: str | None = None
+    pins: Pins, target: Target, context: int = _CONTEXT, batch: int = 1, layers: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return the table: the release, the series with each format, and ``layers`` if given."""
+    """Return the table: the release, the profiles, llama.cpp's file, and ``layers`` if given."""
     shape = SHAPES.get(target.model or "")
     if shape is None or target.memory_gb_s is None:
         msg = "the target has no known model, or no memory_gb_s in pins.yaml"
         raise UsageError(msg, f"use a target with a GPU, and a model of {', '.join(SHAPES)}")
-    steps = list(_STEPS)
+    steps: list[tuple[str, Moe, Mapping[Kind, Format]]] = [("release", "marlin-release", {})]
+    for name, choice in pins.choices.items():
+        steps.append((name, "marlin", parse_layers(choice.mxfp4_layers or "moe")))
+    # its router and biases are in FP32: 0.03 GB more, not counted
+    steps.append((LLAMA, "triton", dict.fromkeys(get_args(Kind), "q8_0")))
     if layers is not None:
-        parse_layers(layers)  # also refuses an empty value
-        steps.append((f"--layers {layers}", "marlin", layers))
+        steps.append((f"--layers {layers}", "marlin", parse_layers(layers)))  # or refuse it
     made: list[dict[str, Any]] = []
-    for name, moe, spec in steps:
-        formats = parse_layers(spec) if spec else {}
+    for name, moe, formats in steps:
         step = step_bytes(shape, moe, formats, context=context, batch=batch)
         total, dense = sum(step.values()), step["qkv"] + step["o"]
-        speed = batch * target.memory_gb_s * GB / total
-        gain = speed / made[0]["ceiling_tok_s"] if made else 1.0
+        read_s = total / (target.memory_gb_s * GB)
+        rest_s = RELEASE_STEP_S if moe == "marlin-release" else STEP_S
+        ceiling, expected = batch / read_s, batch / (read_s / MEASURED + rest_s)
+        gain = expected / made[0]["expected_tok_s"] if made else 1.0
         rest = step["router"] + step["other"]
         parts = (step["experts"], dense, step["lm_head"], step["kv"], rest, total)
         cells = (name, *(f"{part / batch / GB:.3f}" for part in parts))
-        cells = (*cells, f"{speed:.1f} tok/s", f"x{gain:.2f}")
-        made.append({"name": name, "bytes": step, "ceiling_tok_s": speed, "cells": cells})
+        cells = (*cells, f"{ceiling:.1f} tok/s", f"{expected:.1f} tok/s", f"x{gain:.2f}")
+        speeds = {"ceiling_tok_s": ceiling, "expected_tok_s": expected}
+        made.append({"name": name, "bytes": step, **speeds, "cells": cells})
     return made
 
 
-def markdown(target: Target) -> str:
-    """Return the table of docs/kernels.md."""
-    return pages.table(_HEAD, [row["cells"] for row in rows(target)], right=range(1, len(_HEAD)))
+def markdown(pins: Pins) -> str:
+    """Return the tables of docs/kernels.md: the bytes, and speeds by context."""
+    target = pins.target("spark")
+    bytes_ = pages.table(_HEAD, [row["cells"] for row in rows(pins, target)], range(1, len(_HEAD)))
+    by_context = zip(*(rows(pins, target, context) for context in _CONTEXTS), strict=True)
+    speeds = [
+        (row[0]["name"], *(f"{at['expected_tok_s']:.1f}" for at in row)) for row in by_context
+    ]
+    head = ("expected tok/s, context of", *(f"{context:,}" for context in _CONTEXTS))
+    return f"{bytes_}\n\n{pages.table(head, speeds, range(1, len(head)))}"
 
 
 @command_options
@@ -201,9 +209,10 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Print the bytes that each configuration reads a token, and the ceiling that follows."""
-    target = checkout(options.pins).pins.target(options.target)
-    found = rows(target, options.context, options.batch, options.layers)
+    """Print the bytes that each configuration reads a token, and the speeds that follow."""
+    pins = checkout(options.pins).pins
+    target = pins.target(options.target)
+    found = rows(pins, target, options.context, options.batch, options.layers)
     cells = [row.pop("cells") for row in found]
     case = {"model": target.model, "bandwidth_gb_s": target.memory_gb_s}
     case |= {"context": options.context, "batch": options.batch}

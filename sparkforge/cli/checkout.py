@@ -84,7 +84,7 @@ def pages_of(here: Checkout) -> Mapping[Path, str]:
 
     root, folder, all_pins = here.root, here.root / "docs", here.pins
     patches = chosen_series(None, root, all_pins)
-    kernels = roofline.markdown(all_pins.target("spark"))
+    kernels = roofline.markdown(all_pins)
     return {
         folder / "patches.md": exporting.markdown(patches, all_pins.upstreams),
         folder / "kernels.md": pages.between(folder / "kernels.md", kernels),

@@ -24,6 +24,7 @@ from sparkforge.serving import (
     options,
     preflight,
     profile,
+    trial,
 )
 from sparkforge.serving.health import Client
 from sparkforge.serving.options import EX_CONFIG, EX_DATAERR, StartError, say
@@ -115,6 +116,7 @@ class Launch:
         self.key = door.key_of(given, environment) if self.has_door else ""
         self.entrance: door.Door | None = None
         self.starts: Path | None = None  # counts them, once the server is started
+        self.tried: dict[str, str | None] = {}  # what vLLM will say after the trial of kernels
 
     def run(self) -> int:
         """Run the server; returns the exit code. Raises StoppedError where a signal came before."""
@@ -168,20 +170,25 @@ class Launch:
 
     def _supervised(self, command: Sequence[str], client: Client | None) -> Server:
         """Return a server that has to choose the profile's backends."""
-        expected = self.profile.expectations(command, self.caller)
-        expected = {} if self.backends == "off" else expected
+        told = {**self.profile.expectations(command, self.caller), **self.tried}
+        expected = {kind: name for kind, name in told.items() if name and self.backends != "off"}
         strict = self.backends == "fail"
         variables, signals, entrance = self.variables, self.signals, self.entrance
         return Server(command, variables, signals, client, expected, strict, entrance)
 
-    def _preflight(self, real: Sequence[str], kernels: Path | None) -> None:
-        """Serve a small model with known answers; StartError where it fails."""
+    def _preflight(self, real: list[str], kernels: Path | None) -> None:
+        """Try our kernels, whose verdict becomes options of the real server, and serve a small
+        model with known answers; StartError where it fails.
+        """
         mode, model = self.given.checks.preflight, self.given.share / preflight.NAME
         if mode == "off" or (mode == "auto" and not self.on_device):
             return
         if self.on_device and not devices.capabilities():  # the user wants to continue
             return
-        driver, words = devices.driver(), preflight.small_options(real)
+        driver = devices.driver()
+        if self.on_device:
+            self._trial(real, driver, kernels / trial.NAME if kernels else None, mode)
+        words = preflight.small_options(real)
         key, mark = preflight.key(model, words, driver), kernels and kernels / preflight.NAME
         if mode == "auto" and mark and mark.exists() and mark.read_text() == key:
             say("preflight: passed before, with this build, device and driver")
@@ -201,6 +208,21 @@ class Launch:
         if mark is not None:
             mark.write_text(key, encoding="ascii")
 
+    def _trial(self, real: list[str], driver: str, file: Path | None, mode: str) -> None:
+        """Try our kernels, and add what follows to the server's options."""
+        mine = [*self.given.serve_args, *self.caller]
+        # exact never rounds activations; two machines could choose differently
+        choose = self.pair is None and self.profile.choice not in (None, "exact")
+        choose = choose and not options.has(mine, "--moe-backend")
+        asked = trial.plan(real, self.variables, choose=choose)
+        if not asked:
+            return
+        if mode == "always" and file is not None:
+            file.unlink(missing_ok=True)
+        verdict = trial.run(asked, self.variables, self.signals, driver, file)
+        real += trial.words(verdict)
+        self.tried = verdict.get("expect", {})
+
     def _server(
         self, model: str, words: Sequence[str], kernels: Path | None, link: cluster.Link | None
     ) -> Server:
@@ -217,6 +239,8 @@ class Launch:
         share = memory.share(self.profile.memory, self.caller, self.machines)
         command = serve(model, [*naming, *place, *share, *words])
         say(f"profile {self.profile.choice or '-'}: {shlex.join(options.redacted(command))}")
+        if self.profile.choice == "fast":
+            say("fast has INT6 in the dense layers; MXFP4, as before: --mxfp4-layers qkv,o,lm_head")
         # a busy one would look hung
         hang_s = 0 if "--disable-log-stats" in command else checks.hang
         # three failed checks, and the time between them, fit into the time of a hang

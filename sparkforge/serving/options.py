@@ -39,7 +39,11 @@ def say(text: str) -> None:
 
 
 CONFIG, KEY = "--additional-config", "sparkforge"  # a JSON object, and our plugin's key in it
-_KEYS = {"--mxfp4-layers": "mxfp4_layers", "--decode-kernels": "decode_kernels"}
+_KEYS = {
+    "--mxfp4-layers": "mxfp4_layers",
+    "--decode-kernels": "decode_kernels",
+    "--failed-kernels": "failed",
+}
 _MOE, _EXPERTS = "--moe-backend", "bf16_dequant"  # an option of vLLM, and our plugin's value of it
 SECRET_NAME = r"(?:api[-_]?key|token(?!iz|s)|secret|passw|credential|authorization)"
 """Pattern, in lower case, in the names of secrets; it does not match ``max_tokens``."""

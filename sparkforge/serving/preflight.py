@@ -29,7 +29,7 @@ LEAD = 1.0  # nats. A token with a larger lead has to be the next one
 # these determine the kernels; the small model needs other values of the rest
 _CARRIED = (
     *("--decode-kernels", "--moe-backend", "--attention-backend", "--kv-cache-dtype"),
-    *("--load-format", "--linear-backend"),
+    *("--load-format", "--linear-backend", "--failed-kernels"),
 )
 _OWN = (
     *("--served-model-name", NAME, "--enforce-eager", "--max-model-len", "512"),

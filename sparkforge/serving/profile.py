@@ -39,7 +39,7 @@ Truth = Annotated[
 ]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 Backend = Annotated[str, Field(pattern=r"^[A-Z0-9_]+$")]
-_LAYER = "((qkv|o|lm_head)(=mxfp[48]|=int8)?|moe(=mxfp4)?)"
+_LAYER = "((qkv|o|lm_head)(=mxfp[48]|=int[68]|=nvfp4|=lossless)?|moe(=mxfp4)?)"
 
 
 def _once(text: str) -> str:
@@ -156,9 +156,12 @@ class Profile(BaseModel, frozen=True, extra="forbid"):
 
     def expectations(self, command: Sequence[str], caller: Sequence[str]) -> dict[str, str]:
         """Return the backends that vLLM has to choose, by kind; the user's own are not checked."""
-        layers = (value(command, _LAYERS) or "").split(",")
-        # vLLM logs the backend of dense layers only where some are quantised
-        dense = {layer.partition("=")[0].strip() for layer in layers} - {"", "moe"}
+        layers = (value(command, _LAYERS) or "moe").split(",")
+        # vLLM logs the backend of dense layers only where some are quantised. A lossless layer may
+        # stay in BF16, and is no other for that
+        dense = [
+            one for one in layers if not one.strip().startswith("moe") and "lossless" not in one
+        ]
         own = {kind for kind in self.expect if has(caller, f"--{kind}-backend")}
         if not dense or has(caller, "--decode-kernels"):
             own.add("linear")
@@ -186,10 +189,11 @@ SENTENCES: Mapping[str, re.Pattern[str]] = {
         r"\[cuda\.py:\d+\] Using (?:AttentionBackendEnum\.)?([A-Z0-9_]+)"
         r" (?:backend\.|attention backend out of)"
     ),
-    # quantised dense layers: the kernel's class, e.g. MarlinMxFp4LinearKernel
+    # dense layers with a format: the kernel's class, e.g. MarlinMxFp4LinearKernel
     "linear": re.compile(
-        r"\] Using (\w+?)(?:M[xX][fF][pP][48]|Int8)\w*Kernel for (?:MXFP[48]|INT8) GEMM"
+        r"\] Using (\w+?)(?:M[xX][fF][pP][48]|Int[68]|NvFp4|Lossless)\w*Kernel for [A-Z0-9]+ GEMM"
     ),
+    "failed": re.compile(r"\] Kernels that failed their trial: (.+)\."),
     # Few rows of the experts, with Marlin as MoE backend. "switched off": chosen, and then found
     # wrong by their self-check; the plugin warns, and serves with Marlin
     "experts": re.compile(

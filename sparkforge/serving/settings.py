@@ -51,8 +51,8 @@ class Variables(BaseModel, frozen=True, use_attribute_docstrings=True):
     model_name: str = ""
     """The model's name for clients; without it the model's own."""
     profile: str | None = None
-    """``exact``, ``balanced`` or ``fast``, the choices of the image's profile; or a profile file in
-    the container, with a / in its path; empty: no profile."""
+    """``exact``, ``balanced``, ``fast`` or ``fastest``, the choices of the image's profile; or a
+    profile file in the container, with a / in its path; empty: no profile."""
     serve_args: Words = ()
     """Options of the target, set by the build."""
     extra_args: Words = ()

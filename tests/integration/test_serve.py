@@ -100,7 +100,7 @@ def test_serve_prints_url_and_stops_at_ctrl_c(tmp_path: Path) -> None:
             kept = (tmp_path / "dist" / "cpu" / "server.log").read_text()
             config = (
                 '{"sparkforge":{"experts":"bf16_dequant",'
-                '"mxfp4_layers":"qkv=mxfp8,o=mxfp8,lm_head=mxfp8"}}'
+                '"mxfp4_layers":"qkv=int8,o=int8,lm_head=int8"}}'
             )
             assert f" --additional-config={config}\n" in kept
             assert "--mxfp4-layers" not in kept

@@ -43,7 +43,7 @@ _SHARED = {
     "forks": (
         "agents agents_in agents_time bf16_dequant cpu_isa decode_choice decode_half "
         "decode_kernels decode_parts decode_rotary decode_row_major fastsafetensors harmony_text "
-        "kernel_benchmarks marlin_moe_padding mxfp4_layers mxfp8_moe_backend plugin "
+        "marlin_moe_padding mxfp4_layers mxfp8_moe_backend plugin "
         "profiles selection stock unified_memory"
     ),
     "scripting": "clients coding_agents conformance prefix_cache",

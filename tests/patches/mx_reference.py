@@ -1,11 +1,11 @@
-"""MX formats and INT8 in float64, written from their definition, to hold an engine against.
+"""The formats of dense layers in float64, written from their definition, to hold an engine against.
 
 OCP Microscaling Formats: 32 elements share a scale that is a power of two, stored as its exponent
 plus 127 in a byte (E8M0). E2M1 has an exponent bias of one and no infinities; E4M3 a bias of seven,
 no infinities, and one NaN for each sign where its largest value would be.
 
-The definition leaves the choice of the scale to the implementation; the two functions here say
-which one they take. Nothing in here is fast.
+The definition leaves the choice of the scale to the implementation; the functions here say which
+one they take. Nothing in here is fast.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Quantized:
     codes: npt.NDArray[Any]
     """One element a byte, [..., K]: sign, exponent and mantissa in the low bits; or an integer."""
     scales: npt.NDArray[Any]
-    """E8M0, [..., K / 32]; INT8: BF16, [..., K / 64]."""
+    """E8M0, [..., K / 32]; of integers BF16's and of NVFP4 E4M3's values, [..., K / block]."""
     values: Doubles
     """What it stands for, [..., K]."""
 
@@ -54,9 +54,8 @@ def mxfp4(x: npt.NDArray[np.floating]) -> Quantized:
     # Two significant bits: 0.5, 0.75, 1; a tie goes away from zero.
     carries = np.floor(fraction * 4 + 0.5) >= 4
     first = np.where(largest > 0, np.maximum(exponent - 1 + carries - 2, -127), -127)
-    values = _values(exponent_bits=2, mantissa_bits=1, bias=1)
     best = first.copy()
-    tries = {shift: _quantize(blocks, first + shift, values) for shift in (0, -1, 1, -2, 2)}
+    tries = {shift: _quantize(blocks, first + shift, E2M1) for shift in (0, -1, 1, -2, 2)}
     squares = {
         shift: np.square((tried.values.reshape(blocks.shape) - blocks) / np.exp2(first)[..., None])
         for shift, tried in tries.items()
@@ -69,7 +68,7 @@ def mxfp4(x: npt.NDArray[np.floating]) -> Quantized:
             if differs < 0 and -127 <= first[place] + shift <= 127:
                 least = shift
         best[place] += least
-    return _quantize(blocks, best, values)
+    return _quantize(blocks, best, E2M1)
 
 
 def mxfp8(x: npt.NDArray[np.floating]) -> Quantized:
@@ -80,26 +79,42 @@ def mxfp8(x: npt.NDArray[np.floating]) -> Quantized:
     return _quantize(blocks, exponents, E4M3)
 
 
-def int8(x: npt.NDArray[np.floating]) -> Quantized:
-    """Quantise to integers of up to 127 under the BF16 scale of least squared error: a 127th of the
-    largest magnitude, at least the smallest normal number, or one of the two numbers above it."""
-    blocks = x.astype(np.float64).reshape(*x.shape[:-1], -1, 64)
+def integers(x: npt.NDArray[np.floating], top: int, block: int) -> Quantized:
+    """Quantise to integers. The BF16 scale is the largest magnitude of a block / the largest
+    integer, at least the smallest normal number."""
+    blocks = x.astype(np.float64).reshape(*x.shape[:-1], -1, block)
     largest = np.abs(blocks).max(axis=-1)
-    first = np.maximum(bf16(largest.astype(np.float32) / np.float32(127)), np.float32(2.0**-126))
-    tries = []
-    for more in range(3):
-        scales = (first.view(np.uint32) + np.uint32(more << 16)).view(np.float32)
-        factors = scales.astype(np.float64)[..., None]
-        codes = np.rint(blocks / factors)
-        tries.append((np.square((codes * factors - blocks) / first[..., None]).sum(-1), scales))
-    errors = np.stack([error for error, _ in tries])
-    scales = np.choose(errors.argmin(axis=0), [scales for _, scales in tries])
-    scales = np.where(largest > 0, scales, 0).astype(np.float32)
+    scales = np.maximum(bf16(largest.astype(np.float32) / np.float32(top)), np.float32(2.0**-126))
     factors = scales.astype(np.float64)[..., None]
-    codes = np.rint(np.divide(blocks, factors, out=np.zeros_like(blocks), where=factors > 0))
-    assert np.abs(codes).max() <= 127
+    codes = np.rint(blocks / factors)
+    assert np.abs(codes).max() <= top
+    scales = np.where(largest > 0, scales, 0).astype(np.float32)
     values = (codes * factors).reshape(x.shape)
     return Quantized(codes.reshape(x.shape).astype(np.int8), scales, values)
+
+
+def int8(x: npt.NDArray[np.floating]) -> Quantized:
+    """Quantise to integers of up to 127 under scales of 64."""
+    return integers(x, 127, 64)
+
+
+def int6(x: npt.NDArray[np.floating]) -> Quantized:
+    """Quantise to integers of up to 31 under scales of 32."""
+    return integers(x, 31, 32)
+
+
+def nvfp4(x: npt.NDArray[np.floating]) -> Quantized:
+    """Quantise to E2M1 under E4M3 scales of 16 elements, each of which brings the largest to 6 or
+    is 2**-6, and one float32 factor for all, which brings the largest scale to 448."""
+    blocks = x.astype(np.float32).reshape(*x.shape[:-1], -1, 16)
+    largest = np.abs(blocks).max(axis=-1)
+    factor = np.maximum(largest.max() / np.float32(6 * 448), np.finfo(np.float32).tiny)
+    wanted = (largest / np.float32(6) / factor).astype(np.float64)
+    scales = E4M3[_nearest(np.clip(wanted, 2.0**-6, 448), E4M3)].astype(np.float32)[..., None]
+    codes = _nearest((np.abs(blocks) / (scales * factor)).astype(np.float64), E2M1)
+    values = np.copysign(E2M1[codes] * scales * float(factor), blocks).reshape(x.shape)
+    signed = (codes | np.signbit(blocks) << 3).astype(np.uint8).reshape(x.shape)
+    return Quantized(signed, scales[..., 0], values)
 
 
 def bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -116,20 +131,28 @@ def scale_offset(row: int, column: int, columns: int) -> int:
     return tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column % 4
 
 
+QUANTIZERS = {"mxfp4": mxfp4, "mxfp8": mxfp8, "int8": int8, "int6": int6, "nvfp4": nvfp4}
+
+
 def quantize_layers(model: gptoss.Model, formats: dict[str, str]) -> gptoss.Model:
     """The model with dense layers quantised.
 
     Args:
         model: Any gpt-oss model.
-        formats: "mxfp4", "mxfp8" or "int8" for some of "qkv", "o" and "lm_head".
+        formats: of ``QUANTIZERS``, for some of "qkv", "o" and "lm_head".
     """
-    quantizers = {"mxfp4": mxfp4, "mxfp8": mxfp8, "int8": int8}
-    tensors = {}
-    for name, tensor in model.tensors.items():
-        kind = layer_kind(name)
-        if kind in formats:
-            tensors[name] = quantizers[formats[kind]](tensor).values.astype(np.float32)
-    assert {layer_kind(name) for name in tensors} == set(formats)
+    # q, k and v are one weight
+    weights: dict[tuple[str, str], list[str]] = {}
+    for name in model.tensors:
+        if (kind := layer_kind(name)) in formats:
+            weights.setdefault((kind, name.partition(".self_attn.")[0]), []).append(name)
+    assert {kind for kind, _ in weights} == set(formats)
+    tensors: dict[str, npt.NDArray[np.float32]] = {}
+    for (kind, _), names in weights.items():
+        parts = [model.tensors[name] for name in names]
+        values = QUANTIZERS[formats[kind]](np.concatenate(parts)).values.astype(np.float32)
+        split = np.split(values, np.cumsum([len(part) for part in parts])[:-1])
+        tensors |= dict(zip(names, split, strict=True))
     return model.replaced(tensors=tensors)
 
 
@@ -157,16 +180,20 @@ def _values(*, exponent_bits: int, mantissa_bits: int, bias: int) -> Doubles:
     return np.where(exponent > 0, normal, fraction * 2.0 ** (1 - bias))
 
 
+def _nearest(magnitudes: Doubles, values: Doubles) -> npt.NDArray[np.int64]:
+    """The places of the nearest of `values`, ties to the even one."""
+    upper = np.clip(np.searchsorted(values, magnitudes), 1, len(values) - 1)
+    to_lower, to_upper = magnitudes - values[upper - 1], values[upper] - magnitudes
+    takes_lower = (to_lower < to_upper) | ((to_lower == to_upper) & (upper % 2 == 1))
+    return np.where(takes_lower, upper - 1, upper)
+
+
 def _quantize(blocks: Doubles, exponents: npt.NDArray[np.integer], values: Doubles) -> Quantized:
     """Round to the nearest of `values` under the scales, ties to the even code, beyond the largest
     to the largest."""
     scales = np.clip(exponents + 127, 0, 254).astype(np.uint8)
     factors = np.exp2(scales.astype(np.float64) - 127)[..., None]
-    magnitudes = np.abs(blocks) / factors  # exact: a power of two
-    upper = np.clip(np.searchsorted(values, magnitudes), 1, len(values) - 1)
-    to_lower, to_upper = magnitudes - values[upper - 1], values[upper] - magnitudes
-    takes_lower = (to_lower < to_upper) | ((to_lower == to_upper) & (upper % 2 == 1))
-    codes = np.where(takes_lower, upper - 1, upper)
+    codes = _nearest(np.abs(blocks) / factors, values)  # exact: a power of two
     negative = np.signbit(blocks)
     shape = (*blocks.shape[:-2], -1)
     signed = np.where(negative, -values[codes], values[codes]) * factors
@@ -180,4 +207,5 @@ def _quantize(blocks: Doubles, exponents: npt.NDArray[np.integer], values: Doubl
     )
 
 
+E2M1 = _values(exponent_bits=2, mantissa_bits=1, bias=1)
 E4M3 = _values(exponent_bits=4, mantissa_bits=3, bias=7)[:-1]  # the last code is NaN

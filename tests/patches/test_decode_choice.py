@@ -27,7 +27,7 @@ REFUSED = {
     },
     ROTARY: {
         "float16": "activations are torch.float16, not bfloat16",
-        "an FP8 cache": "the KV cache is torch.uint8, not bfloat16",
+        "a cache in E5M2": "the KV cache is fp8_e5m2, neither bfloat16 nor E4M3",
         "another backend": "the attention backend FLEX_ATTENTION",
         "an encoder": "the attention has no cache of its own",
         "another layer's cache": "the attention has no cache of its own",

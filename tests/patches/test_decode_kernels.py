@@ -11,10 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.patches import mx_reference as mx
+
 COVERED = ("9.0", "12.1")
-DECODE = "DecodeMxFp4LinearKernel DecodeMxfp8LinearKernel DecodeInt8LinearKernel"
-MARLIN = "MarlinMxFp4LinearKernel MarlinMxfp8LinearKernel ExpandedInt8LinearKernel"
-CHOSEN = {DECODE: [True] * 3, MARLIN: [False] * 3}
+KINDS = ("mxfp4", "mxfp8", "int8", "int6", "nvfp4")
+NAMES = ("MxFp4", "Mxfp8", "Int8", "Int6", "NvFp4")
+DECODE = " ".join(f"Decode{name}LinearKernel" for name in NAMES)
+MARLIN = " ".join(
+    f"{'Expanded' if 'Int' in name else 'Marlin'}{name}LinearKernel" for name in NAMES
+)
+CHOSEN = {DECODE: [True] * len(KINDS), MARLIN: [False] * len(KINDS)}
 """Whether weights are packed for our kernels, by what the log names."""
 ROUNDED = 0.004
 """Largest relative error of a result that was rounded to BF16 twice."""
@@ -27,20 +33,17 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA co
 
 @needs_nvcc
 def test_weights_are_packed_where_the_kernels_read_them(computed: Any) -> None:
-    assert len(computed["packing"]) == 9
+    assert len(computed["packing"]) == 4 * len(KINDS) + 2
     assert all(computed["packing"].values()), computed["packing"]
 
 
 @needs_nvcc
-def test_int8_is_exact_in_bf16(decode_layout: Any) -> None:
-    """Of bytes that follow one another, with the magnitudes of k 0, 2, 1, 3 and the signs of 2, 0,
-    3, 1: first k 0 and 1, then 2 and 3."""
-    pairs = np.array(decode_layout["int8_pairs"], np.uint32)
-    low, high = pairs << np.uint32(16), pairs & np.uint32(0xFFFF0000)
-    found = np.stack([low, high], -1).view(np.float32).astype(np.float64).reshape(256, 4)
-    sign = np.where(np.add.outer(np.arange(256), [1, 3, 0, 2]) % 256 > 127, -1, 1)
-    magnitude = np.add.outer(np.arange(256), [0, 2, 1, 3]) % 128
-    np.testing.assert_array_equal(found, sign * magnitude * 2.0**-133)
+def test_scales_of_nvfp4_are_exact_in_bf16(decode_layout: Any) -> None:
+    """Those that are normal: no quantiser of ours gives others."""
+    two = np.array(decode_layout["two"], np.uint32)
+    halves = np.stack([two << np.uint32(16), two & np.uint32(0xFFFF0000)], -1).view(np.float32)
+    wanted = mx.E4M3.repeat(4)[32:] * 2.0**104
+    np.testing.assert_array_equal(halves.flatten()[32:], wanted)
 
 
 @needs_nvcc
@@ -112,7 +115,7 @@ def test_the_compile_cache_tells_them_apart(decode_answers: Any) -> None:
     assert keys["9.0", "shipped", "auto"] != keys["12.1", "shipped", "auto"]
 
 
-@pytest.mark.parametrize("form", ["mxfp4", "mxfp8"])
+@pytest.mark.parametrize("form", ["mxfp4", "mxfp8", "nvfp4"])
 def test_the_compile_cache_knows_which_layers_marlin_computes(computed: Any, form: str) -> None:
     starts = {name: computed["cache"][f"{form} {name}"] for name in ("passes", "fails")}
     assert starts["passes"]["key"] != starts["fails"]["key"]
@@ -157,7 +160,7 @@ def _narrow(kind: str, warps: int, *most: int) -> list[str]:
     return [f"dense_{kind}_narrow_{warps}_{rows}" for rows in most]
 
 
-@pytest.mark.parametrize("kind", ["mxfp4", "mxfp8", "int8"])
+@pytest.mark.parametrize("kind", [*KINDS, "lossless"])
 def test_dense_layers_launch_by_their_rows_and_shape(computed: Any, kind: str) -> None:
     wanted = {
         "narrow 0": [],
@@ -187,7 +190,7 @@ def test_dense_layers_launch_by_their_rows_and_shape(computed: Any, kind: str) -
 
 
 def test_dense_results_and_fakes_are_right(computed: Any) -> None:
-    assert len(computed["dense"]) == 48
+    assert len(computed["dense"]) == 15 * (len(KINDS) + 1) + 3
     for name, answer in computed["dense"].items():
         assert answer["error"] < ROUNDED, name
         assert answer["fake"] == answer["shape"], name
@@ -270,7 +273,7 @@ def test_right_kernels_pass_and_say_so(computed: Any, name: str) -> None:
     cases = [
         *(
             f"{kind}, {option}"
-            for kind in ("mxfp4", "mxfp8", "int8", "zero weights", "zero INT8")
+            for kind in (*KINDS, *(f"zero {kind}" for kind in KINDS))
             for option in ("auto", "on")
         ),
         "another shape",
@@ -295,7 +298,7 @@ def test_right_kernels_pass_and_say_so(computed: Any, name: str) -> None:
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_kernels_are_switched_off(computed: Any, name: str) -> None:
     checks = computed["self_check"]
-    for case in ("mxfp4, auto", "mxfp8, auto", "int8, auto", "zero weights, auto"):
+    for case in (*(f"{kind}, auto" for kind in KINDS), "zero mxfp4, auto"):
         answer = checks[f"{name}, {case}"]
         assert not answer["packed"], case
         assert answer["fallback"], case  # which got the weights as they were
@@ -317,7 +320,7 @@ def test_wrong_kernels_are_switched_off(computed: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_kernels_are_an_error_where_they_were_asked_for(computed: Any, name: str) -> None:
-    for kind in ("mxfp4", "mxfp8", "int8", "zero weights"):
+    for kind in (*KINDS, "zero mxfp4"):
         raised = computed["self_check"][f"{name}, {kind}, on"]["raised"]
         assert raised.startswith("decode_kernels is on: those for ")
         assert WRONG[name] in raised
@@ -330,6 +333,7 @@ def test_wrong_kernels_are_an_error_where_they_were_asked_for(computed: Any, nam
         ("float16", "MXFP4 48 x 128: activations are torch.float16, not bfloat16"),
         ("a scale of 191", "MXFP4 48 x 128: an E8M0 scale is 191, above 190"),
         ("a scale of 2**64", "INT8 48 x 128: a scale is 1.84e+19, not from 2**-126 to 2**63"),
+        ("a factor of 2**55", "NVFP4 48 x 128: the factor is 3.6e+16, above 2**54"),
     ],
 )
 def test_dense_layers_that_they_cannot_take_are_named(
@@ -341,10 +345,79 @@ def test_dense_layers_that_they_cannot_take_are_named(
     assert answer["said"] == [f"INFO: Decode kernels are not used for {reason}."]
 
 
-def test_int8_without_them_is_kept_in_bf16(computed: Any) -> None:
-    answer = computed["self_check"]["kept in BF16"]
+@pytest.mark.parametrize("form", ["int8", "int6"])
+def test_integers_without_them_are_kept_in_bf16(computed: Any, form: str) -> None:
+    answer = computed["self_check"]["kept in BF16"][form]
     assert answer["parameters"] == ["weight", "bias"]
     assert answer["error"] < ROUNDED
     named, kept = answer["said"]
-    assert named == "INFO: Using ExpandedInt8LinearKernel for INT8 GEMM"
-    assert kept.startswith("INFO: INT8 weights are kept in BF16, twice as large")
+    label = form.upper()
+    assert named == f"INFO: Using Expanded{form.title()}LinearKernel for {label} GEMM"
+    assert kept.startswith(f"INFO: {label} weights are kept in BF16: ")
+
+
+# -- BF16 in 12 bits -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["packed", "on", "a dummy checkpoint", "head"])
+def test_lossless_layers_are_packed(computed: Any, case: str) -> None:
+    answer = computed["lossless"][case]
+    assert answer["method"] == "LosslessLinearMethod"
+    wanted = {"weight": "int32", "weight_scale": "uint8", "weight_listed": "int32"}
+    bias = {} if case == "head" else {"bias": "bfloat16"}
+    assert answer["parameters"] == wanted | bias
+    few = "wide_8" if case == "head" else "narrow_12_8"
+    expanded = ["expand_lossless"] * (5 if case == "head" else 1)
+    assert answer["launches"] == [f"dense_lossless_{few}", *expanded]
+    assert max(answer["errors"]) < ROUNDED
+    chosen, right = answer["said"]
+    assert chosen == "INFO: Using DecodeLosslessLinearKernel for LOSSLESS GEMM"
+    assert right.startswith("INFO: Decode kernels are used for LOSSLESS ")
+
+
+OFF = "Layers stay in BF16: "
+STAYS = {
+    "a long list": "of its elements are not within 15 powers of two.",
+    "a long list, on": "qkv_proj stays in BF16: ",
+    "kernels that fail": "qkv_proj stays in BF16: its kernels are switched off.",
+    "float16": "qkv_proj stays in BF16: activations are torch.float16, not bfloat16.",
+    "96 columns": "qkv_proj stays in BF16: K = 96 is not a multiple of 64.",
+    "off": f"{OFF}there are no decode kernels.",
+    "part off": f"{OFF}there are no decode kernels.",
+    "a float32 head": f"{OFF}head_dtype asks for torch.float32",
+}
+
+
+@pytest.mark.parametrize("case", STAYS)
+def test_lossless_layers_that_cannot_be_packed_stay_as_they_are(computed: Any, case: str) -> None:
+    answer = computed["lossless"][case]
+    plain = "Bf16Head" if "head" in case else "Bf16LinearMethod"
+    assert answer["method"] == ("UnquantizedLinearMethod" if case == "off" else plain)
+    assert "weight_scale" not in answer["parameters"]
+    assert answer["launches"] == []  # it is small
+    assert max(answer["errors"]) < ROUNDED
+    assert sum(STAYS[case] in line for line in answer["said"]) == 1
+    first = "Bf16" if "off" in case or "head" in case else "Decode"
+    assert answer["said"][0] == f"INFO: Using {first}LosslessLinearKernel for LOSSLESS GEMM"
+
+
+def test_the_compile_cache_knows_which_lossless_layers_stay(computed: Any) -> None:
+    answers = computed["lossless"]
+    assert answers["packed"]["key"] == answers["packed again"]["key"]
+    assert answers["packed"]["key"] != answers["a long list"]["key"]
+    assert answers["a long list"]["key"] == answers["kernels that fail"]["key"]
+
+
+def test_every_expert_is_compared(computed: Any) -> None:
+    assert set(computed["self_check"]["draws"]) == {"4", "6", "32", "128"}
+    assert all(found == [True, True] for found in computed["self_check"]["draws"].values())
+
+
+def test_an_order_that_marlin_reads_alike_is_found(computed: Any) -> None:
+    """By the last expert's bytes of the checkpoint, which are kept until the comparison."""
+    orders = computed["self_check"]["orders"]
+    assert orders["false"][:3] == [True, True, False]
+    used, *kept, said = orders["true"]
+    assert not used
+    assert kept == [True, False]
+    assert "MXFP4 experts are switched off" in said[0]

@@ -12,12 +12,13 @@ from tests.patches import probing
 ERRORS = {
     "BF16": 0,
     "Q8_0": 0.0056,
-    "INT8, BF16 a 64": 0.0062,
+    "INT8": 0.0060,
     "INT8, E8M0 a 32": 0.0080,
     "MXFP8": 0.0266,
-    "INT6, BF16 a 32": 0.0221,
+    "INT6": 0.0221,
+    "NVFP4": 0.095,
+    "FP4, E4M3 a 16": 0.095,
     "FP4, E4M3 a 16, searched": 0.086,
-    "FP4, E4M3 a 32, searched": 0.094,
     "MXFP4": 0.1115,
 }
 
@@ -46,23 +47,20 @@ def test_zeros_stay_and_the_weight_s_size_does_not_matter(seen: Any) -> None:
 
 def test_formats_have_no_more_values_than_bits(seen: Any) -> None:
     counted = [one for one in seen["formats"].values() if "values" in one]
-    assert len(counted) >= 10
+    assert len(counted) == 8
     for found in counted:
         assert found["values"] in (2 ** found["elem_bits"], 2 ** found["elem_bits"] - 1)
         assert found["elem_bits"] < found["bits"] <= found["elem_bits"] + 0.52
 
 
-def test_rounding_against_inputs_pays(seen: Any) -> None:
-    for name, (nearest, against) in seen["compensated"].items():
-        assert against < nearest * 0.9, name
-
-
 def test_every_pattern_survives_12_bits(seen: Any) -> None:
-    neighbours, shuffled = seen["patterns"]["neighbours"], seen["patterns"]["shuffled"]
-    assert neighbours["equal"] and shuffled["equal"]
+    assert all(found["equal"] for found in seen["patterns"].values())
+    neighbours = seen["patterns"]["neighbours"]
     assert neighbours["listed"] == 2 * 128  # exponent 255: NaN and infinity
-    assert neighbours["bits"] == 12 + 8 / 1024 + 48 * 256 / 65536
-    assert shuffled["listed"] > 50000
+    assert neighbours["bits"] == 12 + 8 / 1024 + 32 * (128 + 1 + 256) / 65536
+    assert seen["patterns"]["shuffled"]["listed"] > 50000
+    assert seen["patterns"]["ranges"]["listed"] > 5000
+    assert seen["patterns"]["small"]["listed"] == 0  # subnormals, where all are small
 
 
 def test_permuted_channels_leave_the_function(seen: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.check.roofline import SHAPES, Moe, padded_dense, padded_experts
+from sparkforge.check.roofline import SHAPES, Moe, padded_experts
 from sparkforge.series import series
 from tests.patches.checkout import CHECKOUT, ROOT
 from tests.patches.probing import ask
@@ -53,13 +53,6 @@ LAYERS: list[dict[str, int]] = [
 SHAPE = SHAPES["gpt-oss-120b"]
 WIDTHS = [2880, 1440, 720]
 NARROW = "pad-marlin-s-moe-hidden-size-to-64-not-to-256.patch"
-DENSE = [
-    (5120, SHAPE.hidden),
-    (SHAPE.hidden, 4096),
-    (SHAPE.vocab, SHAPE.hidden),
-    (640, 2880),
-    (96, 96),
-]
 BACKENDS: Mapping[str, Moe] = {
     "FLASHINFER_CUTLASS_MXFP4_BF16": "flashinfer_cutlass",
     "FLASHINFER_CUTLASS_MXFP4_MXFP8": "flashinfer_cutlass",
@@ -178,7 +171,7 @@ def _ask(python: Path, folder: Path, variables: Mapping[str, str] | None = None)
     experts = [
         [backend, SHAPE.hidden, width] for backend in (*BACKENDS, "MARLIN") for width in WIDTHS
     ]
-    questions = {"sizes": SIZES, "layers": LAYERS, "experts": experts, "dense": DENSE}
+    questions = {"sizes": SIZES, "layers": LAYERS, "experts": experts}
     return ask(python, "probe_marlin_padding", questions, folder=folder, variables=variables)
 
 
@@ -250,4 +243,3 @@ def test_the_roofline_s_padding_is_vllm_s(kind: str, request: pytest.FixtureRequ
         for width in WIDTHS
     ]
     assert told["experts"] == ours
-    assert told["dense"] == [list(padded_dense(*shape)) for shape in DENSE]

@@ -1,4 +1,4 @@
-"""Dense layers in MX formats and INT8 (vllm_sparkforge.mx), tried in the interpreter they are for.
+"""Dense layers in few bits (vllm_sparkforge.mx), tried in the interpreter they are for.
 
 The engine never runs in the test process; `probes/probe_mxfp4_layers.py` runs in the baked
 interpreters. Its results are compared with `sparkforge/checkpoints/gptoss.py`,
@@ -33,6 +33,7 @@ from tests.patches.probing import (
 # What is asked of the engine, and the formats that the reference gets for it.
 ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "none": ({}, {}),
+    "lossless": ({"mxfp4_layers": "qkv=lossless,o=lossless,lm_head=lossless"}, {}),
     "all": (
         {"mxfp4_layers": "qkv,o,lm_head"},
         {"qkv": "mxfp4", "o": "mxfp4", "lm_head": "mxfp4"},
@@ -46,6 +47,10 @@ ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         {"mxfp4_layers": "qkv=int8,o=int8,lm_head=int8"},
         {"qkv": "int8", "o": "int8", "lm_head": "int8"},
     ),
+    "others": (
+        {"mxfp4_layers": "qkv=nvfp4,o=int6,lm_head=nvfp4"},
+        {"qkv": "nvfp4", "o": "int6", "lm_head": "nvfp4"},
+    ),
 }
 QUANTIZED = [name for name, (_, formats) in ENGINES.items() if formats]
 
@@ -56,11 +61,12 @@ CONTROL = 0.035
 # Rows and columns of the weights in one layer, by kind, and of the head as it is padded.
 SHAPES = {"qkv": (256, 128), "o": (128, 128), "lm_head": (320, 128)}
 MODULES = {"attn.qkv_proj": "qkv", "attn.o_proj": "o", "lm_head": "lm_head"}
-BYTES_PER_32 = {"mxfp4": 16, "mxfp8": 32, "int8": 32}
+# of 32 elements and of their scales; here, INT6 takes a byte an element
+BYTES = {"mxfp4": (16, 1), "mxfp8": (32, 1), "int8": (32, 1), "int6": (32, 2), "nvfp4": (16, 2)}
 
 # Three float32 values of an element, and what is one for a block.
 RANKS = [2, 8]
-QUANTIZERS = {"mxfp4": mx.mxfp4, "mxfp8": mx.mxfp8, "int8": mx.int8}
+QUANTIZERS = mx.QUANTIZERS
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +156,8 @@ def test_quantisers_equal_the_definition(
     """Whole and on one thread, and in slices on three."""
     codes, scales = _quantized(fmt, weights[name])
     np.testing.assert_array_equal(np.load(patched / f"{name}-{fmt}-scales{way}.npy"), scales)
-    np.testing.assert_array_equal(np.load(patched / f"{name}-{fmt}{way}.npy"), codes)
+    found = np.load(patched / f"{name}-{fmt}{way}.npy").view(codes.dtype)
+    np.testing.assert_array_equal(found, codes)
 
 
 def test_the_definition_itself() -> None:
@@ -186,10 +193,10 @@ def test_the_definition_itself() -> None:
     found = mx.int8(block)
     assert found.scales.tolist() == [1]
     assert found.codes[:4].tolist() == [127, -2, 2, 3]
-    # a 127th of the largest rounds to one, but under the next number the other is exact
+    # a 127th of the largest rounds to one, though the next number has the smaller error
     block[:4], block[4:] = [127.3, 100 + 100 / 128, 0, 0], 0
-    assert mx.int8(block).scales.tolist() == [1 + 1 / 128]
-    assert mx.int8(block).codes[:2].tolist() == [126, 100]
+    assert mx.int8(block).scales.tolist() == [1]
+    assert mx.int8(block).codes[:2].tolist() == [127, 101]
     assert mx.int8(np.zeros(64)).scales.tolist() == [0]
     assert mx.int8(np.full(64, 2.0**-125)).scales.tolist() == [2.0**-126]
 
@@ -240,8 +247,12 @@ def test_other_layers_would_be_noticed(
     logits = np.load(patched / f"{name}.npy")
     for other, (_, formats) in ENGINES.items():
         # INT8 moves logits no further than BF16's rounding
-        if formats != ENGINES[name][1] and {name, other} != {"none", "int8"}:
+        if formats != ENGINES[name][1] and not {name, other} <= {"none", "lossless", "int8"}:
             assert np.median(relative_distance(logits, expected[other])) > CONTROL, other
+
+
+def test_lossless_layers_stay_in_bf16_on_a_cpu(patched: Path) -> None:
+    np.testing.assert_array_equal(np.load(patched / "lossless.npy"), np.load(patched / "none.npy"))
 
 
 def test_two_ranks_give_the_same(
@@ -270,9 +281,12 @@ def test_weights_take_what_the_format_says(seen: dict[str, Any], name: str) -> N
             assert present["weight"]["dtype"] == "torch.bfloat16"
             continue
         rows, columns = SHAPES[kind]
+        if formats[kind] == "nvfp4":
+            assert present.pop("weight_global_scale")["bytes"] == 4
         assert set(present) == {"weight", "weight_scale"}
-        assert present["weight"]["bytes"] == rows * columns // 32 * BYTES_PER_32[formats[kind]]
-        assert present["weight_scale"]["bytes"] == rows * columns // 32
+        elements, scales = BYTES[formats[kind]]
+        assert present["weight"]["bytes"] == rows * columns // 32 * elements
+        assert present["weight_scale"]["bytes"] == rows * columns // 32 * scales
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
@@ -301,7 +315,11 @@ def test_vocabulary_shards(
     # Each as soon as its last row has come, although the padding never does.
     assert all(layer["done"] for layer in layers)
 
-    codes, scales = _quantized(fmt, model.tensors["lm_head.weight"])
+    rows = np.array_split(
+        model.tensors["lm_head.weight"], range(320 // ranks, VOCAB_SIZE, 320 // ranks)
+    )
+    parts = [_quantized(fmt, part) for part in rows]  # each with a factor of its own, in NVFP4
+    codes, scales = (np.concatenate(each) for each in zip(*parts, strict=True))
     actual = np.load(patched / f"{fmt}-{ranks}.npy").view(codes.dtype)
     np.testing.assert_array_equal(actual[:VOCAB_SIZE], codes)
     found = np.load(patched / f"{fmt}-{ranks}-scales.npy")
@@ -313,7 +331,7 @@ def test_vocabulary_shards(
 # -- selection -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fmt", ["MXFP4", "MXFP8", "INT8"])
+@pytest.mark.parametrize("fmt", ["MXFP4", "MXFP8", "INT8", "INT6", "NVFP4"])
 def test_the_log_names_the_kernel_as_a_profile_does(patched: Path, fmt: str) -> None:
     log = (patched / "log").read_text(encoding="utf-8").splitlines()
     (line,) = [line for line in log if f"for {fmt} GEMM" in line]
@@ -342,7 +360,10 @@ REFUSED = {
     ("layers", "qkv,"): "unknown layer kind ''",
     ("layers", "q_proj"): "unknown layer kind 'q_proj'",
     ("layers", "o,qkv,o"): "o occurs twice",
-    ("layers", "lm_head=fp8"): "lm_head cannot be 'fp8'; expected mxfp4 or mxfp8 or int8",
+    (
+        "layers",
+        "lm_head=fp8",
+    ): "lm_head cannot be 'fp8'; expected mxfp4 or mxfp8 or int8 or int6 or nvfp4",
     ("layers", "moe=int8"): "moe cannot be 'int8'; expected mxfp4",
     ("options", "linear"): COMBINED,
     ("options", "other targets"): COMBINED,
@@ -369,6 +390,8 @@ def test_heads_that_nothing_relies_on_are_not(seen: dict[str, Any], case: str) -
 PARSED = {
     "qkv,o,lm_head": {"qkv": "mxfp4", "o": "mxfp4", "lm_head": "mxfp4"},
     "moe,qkv, o=int8,lm_head=mxfp8": {"qkv": "mxfp4", "o": "int8", "lm_head": "mxfp8"},
+    "qkv=int6,o=nvfp4": {"qkv": "int6", "o": "nvfp4"},
+    "qkv=lossless": {"qkv": "lossless"},
     "moe": {},
 }
 
@@ -389,7 +412,7 @@ def test_compiled_graphs_are_told_apart(seen: dict[str, Any]) -> None:
     """A graph that torch.compile left in the cache is never taken for other formats."""
     *graphs, again = seen["options"]["graphs"]
     assert again == graphs[1]
-    assert len(set(graphs)) == 5
+    assert len(set(graphs)) == 8
 
 
 # -- helpers -------------------------------------------------------------------
@@ -398,7 +421,7 @@ def test_compiled_graphs_are_told_apart(seen: dict[str, Any]) -> None:
 def _quantized(fmt: str, tensor: npt.NDArray[np.float32]) -> tuple[Any, Any]:
     """Codes, as an engine stores them, and scales."""
     found = QUANTIZERS[fmt](tensor)
-    return found.packed if fmt == "mxfp4" else found.codes, found.scales
+    return found.packed if fmt.endswith("fp4") else found.codes, found.scales
 
 
 def _edges() -> npt.NDArray[np.float32]:

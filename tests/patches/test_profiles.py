@@ -114,6 +114,20 @@ def test_what_vllm_and_the_plugin_say_is_what_is_looked_for(patched_python: Path
             "DECODE",
         ),
         (f"{decode}/module.py", "Decode kernels are off: %s.", ("why",), "experts", "MARLIN"),
+        (
+            f"{decode}/selfcheck.py",
+            "Decode kernels are not used for %s: they failed their trial.",
+            ("MXFP4 experts",),
+            "experts",
+            "MARLIN",
+        ),
+        (
+            "vllm_sparkforge/model.py",
+            "Kernels that failed their trial: %s.",
+            ("BF16,INT8",),
+            "failed",
+            "BF16,INT8",
+        ),
     ):
         assert f'"{sentence}' in (site / file).read_text()
         watch = Watch({field: name})

@@ -1,5 +1,7 @@
 """The page of evidence about formats, and the bars in it, from the record of a run."""
 
+import pytest
+
 from benchmarks import formats
 
 
@@ -12,16 +14,21 @@ def test_the_page_is_that_of_the_record() -> None:
     assert formats.PAGE.read_text(encoding="utf-8") == formats.page(recorded())
 
 
-def test_bars_are_judged_by_the_nearest_format_of_the_bytes() -> None:
+def test_bars_compare_the_profiles_formats() -> None:
     record = recorded()
-    fast = [bar for bar in formats.bars(record) if bar.profile == "fast"]
-    rows = [record.row(bar.format) for bar in fast]
-    assert [row.name.endswith(formats.WITH) for row in rows] == [False, True]
-    for row in rows:
-        assert 6 <= row.bits <= 6.6
-        row.kl /= 1000
-    assert all(bar.met for bar in formats.bars(record) if bar.profile == "fast")
-    record.row("MXFP8").kl = rows[0].kl * 3.9  # four times are wanted
-    assert not formats.bars(record)[-4].met
-    assert formats.bars(record)[-4].found == "0.256"
-    assert record.beaten(rows[0]) in ("", rows[1].name)
+    assert all(bar.met for bar in formats.bars(record))
+    fast = record.row(formats.PROFILES["fast"])
+    record.row("MXFP8").kl = fast.kl * 3.9  # four times are wanted
+    bars = {(bar.profile, bar.wanted): bar for bar in formats.bars(record)}
+    bar = bars["fast", "KL at most 0.25 times MXFP8's"]
+    assert (bar.format, bar.found, bar.met) == ("INT6", "0.256", False)
+    assert record.beaten(fast) == ""
+
+
+def test_profiles_formats_are_served_too() -> None:
+    record = recorded()
+    assert [row.name for row in record.served] == list(formats.SERVED)
+    exact = record.served[0]
+    assert (exact.kl, exact.same) == (0, 1)
+    assert exact.perplexity == pytest.approx(record.row("BF16").perplexity, rel=0.01)
+    assert all(row.covered > 0.9 for row in record.served)

@@ -16,7 +16,8 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.utils.math_utils import round_up
 
 from vllm_sparkforge.decode import module
-from vllm_sparkforge.decode.dense import LARGEST_SCALE, rows_of
+from vllm_sparkforge.decode.dense import rows_of
+from vllm_sparkforge.mx.table import LARGEST_SCALE
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
@@ -29,7 +30,10 @@ logger = init_logger(f"vllm.{__name__}")
 
 MAX_ROWS = 16
 TOP_K = 4
+KIND = "MXFP4 experts"
 ROW_MAJOR_KIND = "row-major MXFP4 experts"
+PADDED = {KIND: (128, 64), ROW_MAJOR_KIND: (128, 128)}
+"""Of what the hidden and the intermediate size are multiples, by order."""
 _THREADS = 256
 _MAX_HIDDEN = 4096  # columns of a block that sums or normalizes: 512 threads x 8
 _ROW_MAJOR_TILE = 128  # columns, and k, whose scales lie together
@@ -290,7 +294,7 @@ def prepare(marlin: "MarlinExperts", layer: torch.nn.Module) -> bool:
         layer: with its weights in Marlin's order.
 
     """
-    from vllm_sparkforge.decode import selfcheck
+    from vllm_sparkforge.decode import expertcheck, selfcheck
 
     config = get_current_vllm_config_or_none()
     if not marlin.quant_config.use_mxfp4_w4a16 or not module.enabled(config, "experts"):
@@ -300,13 +304,14 @@ def prepare(marlin: "MarlinExperts", layer: torch.nn.Module) -> bool:
         weights = marlin.decode_weights(layer.w13_weight.data, layer.w2_weight.data)
         reason = refused_weights(weights)
     if reason is not None:
-        logger.info_once("Decode kernels are not used for MXFP4 experts: %s.", reason)
+        logger.info_once("Decode kernels are not used for %s: %s.", KIND, reason)
         return False
+    last = getattr(layer, "decode_last_expert", None)
     return selfcheck.passes(
-        "MXFP4 experts",
+        KIND,
         (weights.w13.shape[0], weights.hidden, weights.w2.shape[1] * 16),
         module.is_required(config),
-        lambda: selfcheck.compare_experts(weights, marlin.decode_reference),
+        lambda: expertcheck.compare_experts(weights, marlin.decode_reference, last),
     )
 
 
@@ -321,7 +326,7 @@ def prepare_row_major(cutlass: "FlashInferExperts", layer: torch.nn.Module) -> b
         layer: with its weights in CUTLASS's order.
 
     """
-    from vllm_sparkforge.decode import selfcheck
+    from vllm_sparkforge.decode import expertcheck, selfcheck
 
     config = get_current_vllm_config_or_none()
     if not module.enabled(config, "experts"):
@@ -333,9 +338,10 @@ def prepare_row_major(cutlass: "FlashInferExperts", layer: torch.nn.Module) -> b
     if reason is not None:
         logger.info_once("Decode kernels are not used for %s: %s.", ROW_MAJOR_KIND, reason)
         return False
+    last = getattr(layer, "decode_last_expert", None)
     return selfcheck.passes(
         ROW_MAJOR_KIND,
         (weights.w13.shape[0], weights.hidden, weights.w2.shape[2] * 2),
         module.is_required(config),
-        lambda: selfcheck.compare_row_major(weights, cutlass.decode_reference),
+        lambda: expertcheck.compare_row_major(weights, cutlass.decode_reference, last),
     )

@@ -172,6 +172,8 @@ class DenseOperands(ctypes.Structure):
         ("n", ctypes.c_int),
         ("tiles", ctypes.c_int),
         ("rows", ctypes.c_int),
+        ("factor", ctypes.c_void_p),
+        ("listed", ctypes.c_void_p),
     ]
 
 
@@ -184,6 +186,8 @@ class ExpandOperands(ctypes.Structure):
         ("out", ctypes.c_void_p),
         ("n", ctypes.c_int),
         ("tiles", ctypes.c_int),
+        ("factor", ctypes.c_void_p),
+        ("listed", ctypes.c_void_p),
     ]
 
 
@@ -259,7 +263,7 @@ class RouteOperands(ctypes.Structure):
 
 
 class RotaryOperands(ctypes.Structure):
-    """rotate_and_cache."""
+    """rotate_and_cache and rotate_and_cache_fp8."""
 
     _fields_ = [
         ("qkv", ctypes.c_void_p),
@@ -268,6 +272,8 @@ class RotaryOperands(ctypes.Structure):
         ("slots", ctypes.c_void_p),
         ("queries", ctypes.c_void_p),
         ("cache", ctypes.c_void_p),
+        ("k_scale", ctypes.c_void_p),
+        ("v_scale", ctypes.c_void_p),
         ("block_stride", ctypes.c_longlong),
         ("head_stride", ctypes.c_longlong),
         ("slot_stride", ctypes.c_longlong),

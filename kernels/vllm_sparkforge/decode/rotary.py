@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 
 logger = init_logger(f"vllm.{__name__}")
 
-KIND = "rotary embedding and KV cache"
+KIND, FP8_KIND = "rotary embedding and KV cache", "rotary embedding and FP8 KV cache"
 HEAD = 64
 BACKENDS = ("FLASHINFER", "FLASH_ATTN", "TRITON_ATTN")
 """Attention backends that have a key beside its value in the cache, and read keys and
 values from there only."""
+CACHES = ("auto", "bfloat16", "fp8", "fp8_e4m3")
+"""Names of a KV cache in BF16 or E4M3; vLLM has E4M3 as uint8."""
 _THREADS = 128
 _THREADS_A_HEAD = 4
 
@@ -44,6 +46,7 @@ def rotate_and_cache(
     heads: int,
     cache: torch.Tensor,
     slots: torch.Tensor | None,
+    scales: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
     """Rotate queries and keys, and put keys and values into the cache.
 
@@ -52,28 +55,35 @@ def rotate_and_cache(
         positions: int64 [M], not written by a kernel that may still run.
         cos_sin: float32 [P, HEAD], cosines and then sines of each position.
         heads: of the queries.
-        cache: bfloat16 [B, G, S, 2 * HEAD], a key and its value in each slot of a block.
-            Dimensions may lie in memory in any order, but for the last.
+        cache: bfloat16, or uint8 for E4M3, [B, G, S, 2 * HEAD]: a key and its value in each
+            slot of a block. Dimensions may lie in memory in any order, but for the last.
         slots: int64 [at most M], like ``positions``: block * S + slot for the first rows,
             negative where a row only pads. None: nothing goes into the cache.
+        scales: float32, one number each: what keys and values are divided by in E4M3.
 
     Returns:
         The queries, rotated: bfloat16 [M, heads, HEAD].
 
     Raises:
-        ValueError: the cache lies in memory in another way.
+        ValueError: the cache lies in memory in another way, or has a scale for each head.
 
     """
     qkv = rows_of(qkv)
     rows, columns = qkv.shape
     queries = qkv.new_empty(rows, heads, HEAD)
     block_stride = head_stride = slot_stride = written = 0
+    name, k_scale, v_scale = "rotate_and_cache", None, None
     if slots is not None:
         *strides, last = cache.stride()
-        if last != 1 or any(stride % 8 for stride in strides) or cache.data_ptr() % 16:
+        alignment = 8 * cache.element_size()
+        if last != 1 or any(stride % 8 for stride in strides) or cache.data_ptr() % alignment:
             raise ValueError(f"a KV cache with strides {cache.stride()}")
         block_stride, head_stride, slot_stride = strides
         written = min(rows, slots.shape[0])
+        if cache.dtype == torch.uint8:
+            name, (k_scale, v_scale) = "rotate_and_cache_fp8", scales
+            if k_scale.numel() != 1 or v_scale.numel() != 1:
+                raise ValueError(f"a KV cache with {k_scale.numel()} scales")
     operands = module.RotaryOperands(
         qkv=module.pointer(qkv),
         cos_sin=module.pointer(cos_sin),
@@ -81,6 +91,8 @@ def rotate_and_cache(
         slots=module.pointer(slots),
         queries=module.pointer(queries),
         cache=module.pointer(cache) if written else None,
+        k_scale=module.pointer(k_scale),
+        v_scale=module.pointer(v_scale),
         block_stride=block_stride,
         head_stride=head_stride,
         slot_stride=slot_stride,
@@ -91,7 +103,7 @@ def rotate_and_cache(
     )
     threads = columns // HEAD * _THREADS_A_HEAD
     grid = (rows, -(-threads // _THREADS))
-    module.launch("rotate_and_cache", grid, _THREADS, 0, operands, qkv.device)
+    module.launch(name, grid, _THREADS, 0, operands, qkv.device)
     return queries
 
 
@@ -107,23 +119,30 @@ class RotaryAndCache:
 
     def __init__(self, rotary: "RotaryEmbedding", attention: "Attention", strict: bool) -> None:
         self.rotary, self.attention, self.strict = rotary, attention, strict
-        # in eager mode the embedding replaces its own by one in BF16
-        self._cos_sin = rotary.cos_sin_cache
+        # In eager mode the embedding replaces its own by one in BF16. As a buffer of the
+        # attention it comes back from sleep, as the scales beside it do.
+        attention.register_buffer("decode_cos_sin", rotary.cos_sin_cache, persistent=False)
         self._checked = False
+
+    @property
+    def _scales(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.attention._k_scale, self.attention._v_scale
 
     def prepare(self) -> None:
         """Compare the kernel with the usual path, once the attention is ready."""
         attention = self.attention
         self._checked = selfcheck.passes(
-            KIND,
+            KIND if attention.kv_cache_torch_dtype == torch.bfloat16 else FP8_KIND,
             (attention.num_heads, attention.num_kv_heads),
             self.strict,
             lambda: selfcheck.compare_rotary(
                 self.rotary.forward_static,
-                self._cos_sin,
+                attention.decode_cos_sin,
                 attention.num_heads,
                 attention.num_kv_heads,
                 self._usual_update,
+                attention.kv_cache_torch_dtype,
+                self._scales,
             ),
         )
 
@@ -146,8 +165,11 @@ class RotaryAndCache:
         values = values.view(-1, kv_heads, HEAD)
         output = qkv.new_empty(qkv.shape[0], heads, HEAD)
         name = _encode_layer_name(attention.layer_name)
-        # Nothing between the two operators: the graph is split at both.
+        # Nothing else between the two operators: the graph is split at both.
         queries = torch.ops.sparkforge.rotate_and_cache(qkv, positions, heads, name)
+        if attention.query_quant is not None:  # as the attention would, before its operator
+            queries, _ = attention.query_quant(queries.flatten(1), attention._q_scale)
+            queries = queries.view(-1, heads, HEAD)
         torch.ops.vllm.unified_attention_with_output(queries, keys, values, output, name)
         return output.view(-1, heads * HEAD)
 
@@ -163,10 +185,11 @@ class RotaryAndCache:
         if qkv.shape[0] == 0:
             return qkv.new_empty(0, heads, HEAD)
         if self._checked:
-            return rotate_and_cache(qkv, positions, self._cos_sin, heads, cache, slots)
+            table = self.attention.decode_cos_sin
+            return rotate_and_cache(qkv, positions, table, heads, cache, slots, self._scales)
         queries, keys, values = qkv.split([n * HEAD for n in (heads, kv_heads, kv_heads)], -1)
         queries, keys = self.rotary.forward_static(
-            positions, queries, keys, HEAD, HEAD, self._cos_sin, True
+            positions, queries, keys, HEAD, HEAD, self.attention.decode_cos_sin, True
         )
         if slots is not None:
             keys, values = (t.view(-1, kv_heads, HEAD) for t in (keys, values))
@@ -188,8 +211,8 @@ def refused(config: VllmConfig, rotary: "RotaryEmbedding", attention: "Attention
     dtype = config.model_config.dtype
     if dtype != torch.bfloat16:
         return f"activations are {dtype}, not bfloat16"
-    if attention.kv_cache_torch_dtype != torch.bfloat16:
-        return f"the KV cache is {attention.kv_cache_torch_dtype}, not bfloat16"
+    if attention.kv_cache_dtype not in CACHES:
+        return f"the KV cache is {attention.kv_cache_dtype}, neither bfloat16 nor E4M3"
     backend = attention.attn_backend.get_name()
     if backend not in BACKENDS or attention.use_direct_call:
         return f"the attention backend {backend}"

@@ -4,29 +4,37 @@
 The first layer of each kind and shape is computed for a few numbers of random rows,
 with its real weights, on the very device. A kernel that raises an error or differs by
 more than ``TOLERANCE`` is not used, and neither are others of its kind from then on.
+``vllm_sparkforge.trial`` compares the same way, before there is a model.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 
+from vllm_sparkforge import options
 from vllm_sparkforge.decode import dense, experts, verdicts
+from vllm_sparkforge.mx.table import Format, rows
 
 logger = init_logger(f"vllm.{__name__}")
 
 TOLERANCE = 0.02
-"""Largest difference: Frobenius norm, relative to the path that is replaced. Two paths
-round to BF16 in different places, which gives some 0.003."""
+"""Largest difference: Frobenius norm of a tile, relative to the path that is replaced. Two
+paths round to BF16 in different places, which gives some 0.003."""
+TILE = 16
+"""Columns of a result that are judged together, as many as a warp computes: a wrong tile
+of a large layer is lost in the norm of all of it."""
 ROWS = (1, 2, 4, 5, 8, 16)
 """Numbers of rows; each of the kernels' own limits is one of them."""
 
-MXFP8_TOLERANCE = 0.15
-"""Largest difference from experts that round their activations to MXFP8, twice."""
+RUNS: list[Callable[[Callable[[], Any]], Any]] = [lambda compute: compute()]
+"""Ways to have kernels compute: as they are called; a trial adds a CUDA graph."""
 
 _passed: dict[tuple[str, tuple[int, ...]], bool] = {}
 _switched_off: set[str] = set()
@@ -50,8 +58,8 @@ def passes(kind: str, shape: tuple[int, ...], strict: bool, compare: Callable[[]
     and shape.
 
     Args:
-        kind: MXFP4, MXFP8, INT8, BF16, MXFP4 experts, row-major MXFP4 experts, norms and
-            routers, or rotary embedding and KV cache.
+        kind: a format's label, BF16, MXFP4 experts, row-major MXFP4 experts, norms and
+            routers, or rotary embedding and (FP8) KV cache.
         shape: of the layer's weights.
         strict: whether a failure is an error (``decode_kernels`` is on).
         compare: returns the largest relative difference.
@@ -61,8 +69,13 @@ def passes(kind: str, shape: tuple[int, ...], strict: bool, compare: Callable[[]
 
     """
     if (kind, shape) not in _passed:
-        _passed[kind, shape] = kind not in _switched_off and _compare(kind, shape, strict, compare)
-        if (config := get_current_vllm_config_or_none()) is not None:
+        config = get_current_vllm_config_or_none()
+        failed = kind in options.of(config).failed
+        if failed:
+            logger.info_once("Decode kernels are not used for %s: they failed their trial.", kind)
+        off = failed or kind in _switched_off
+        _passed[kind, shape] = not off and _compare(kind, shape, strict, compare)
+        if config is not None:
             verdicts.write(config, in_use())
     return _passed[kind, shape]
 
@@ -107,20 +120,36 @@ def _compare(kind: str, shape: tuple[int, ...], strict: bool, compare: Callable[
 
 
 def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """Return the relative difference; infinity where nothing can be compared."""
-    norm = float(theirs.float().norm())
-    if norm == 0:
+    """Return the relative difference of the worst tile, which is ``TILE`` columns of all
+    rows; infinity where nothing can be compared.
+
+    A tile counts as an eighth of the others' size at least: in a smaller one terms cancel,
+    and only their rounding is left.
+    """
+    both = torch.stack([ours.float() - theirs.float(), theirs.float()])
+    rows = both.view(2, -1, both.shape[-1])
+    tiles = F.pad(rows, (0, -rows.shape[-1] % TILE)).unflatten(-1, (-1, TILE))
+    difference, size = torch.linalg.vector_norm(tiles, dim=(1, 3))
+    usual = size.square().mean().sqrt()
+    if usual == 0:
         return math.inf
-    return float((ours.float() - theirs.float()).norm()) / norm
+    return float((difference / size.clamp(min=usual / 8)).max())
 
 
-def _worst(differences: Iterable[float]) -> float:
+def worst(differences: Iterable[float]) -> float:
     """Return the largest one, or NaN if one is."""
     found = list(differences)
     return math.nan if any(map(math.isnan, found)) else max(found)
 
 
-def _random_bytes(like: torch.Tensor, low: int, high: int) -> torch.Tensor:
+def settle() -> None:
+    """Wait for weights that were just made: a kernel may read its own before the one ahead
+    has ended."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def random_bytes(like: torch.Tensor, low: int, high: int) -> torch.Tensor:
     size = like.numel() * like.element_size()
     made_up = torch.empty(size, dtype=torch.uint8, device=like.device)
     return made_up.random_(low, high).view(like.dtype).view(like.shape)
@@ -129,60 +158,42 @@ def _random_bytes(like: torch.Tensor, low: int, high: int) -> torch.Tensor:
 # -- dense layers ----------------------------------------------------------------------
 
 
-def dequantize(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Expand MXFP4 (uint8 [N, K // 2]) or MXFP8 (float8_e4m3fn [N, K]) to bfloat16,
-    with E8M0 scales (uint8 [N, K // 32]), or INT8 (int8 [N, K]), with scales in bfloat16
-    ([N, K // 64])."""
-    if weight.dtype == torch.uint8:
-        table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=weight.device)
-        table = torch.cat([table, -table])
-        values = table[torch.stack([weight & 15, weight >> 4], -1).flatten(-2).int()]
-    else:
-        values = weight.float()
-    int8 = weight.dtype == torch.int8
-    factors = scale.float() if int8 else torch.exp2(scale.view(torch.uint8).float() - 127)
-    values = values.unflatten(-1, (scale.shape[-1], -1)) * factors.unsqueeze(-1)
-    return values.flatten(-2).to(torch.bfloat16)
-
-
 def compare_mx(
-    weight: torch.Tensor,
-    scale: torch.Tensor,
+    form: Format,
+    tensors: Sequence[torch.Tensor],
     bias: torch.Tensor | None,
-    packed: tuple[torch.Tensor, torch.Tensor],
+    packed: Sequence[torch.Tensor],
+    k: int,
 ) -> float:
-    """Return the largest difference between a packed weight and torch.
+    """Return the largest difference between a packed weight [N, K] and torch.
 
     Args:
-        weight: see ``dense.pack``.
-        scale: see ``dense.pack``.
+        tensors: what ``form.quantise`` gave.
         bias: bfloat16 [N], or None.
-        packed: what ``dense.pack`` made of both.
+        packed: what ``form.pack`` made of them.
 
     """
-    if not weight.view(torch.uint8).any():  # of a dummy checkpoint
-        weight = _random_bytes(weight, 0, 127)  # no NaN of E4M3, in both formats
-        int8 = weight.dtype == torch.int8
-        scale = torch.rand_like(scale) if int8 else _random_bytes(scale, 117, 123)
-        packed = dense.pack(weight, scale)
-    n, k = weight.shape[0], dense.columns(weight)
+    n, device = tensors[0].shape[0], tensors[0].device
+    if not tensors[0].view(torch.uint8).any():  # of a dummy checkpoint
+        tensors = form.quantise(torch.randn(n, k, device=device, dtype=torch.bfloat16))
+        packed = form.pack(*tensors)
+    settle()
     counts = (*ROWS, dense.LAUNCH_ROWS + 1)
     many = dense.MX_ROWS + 1
-    x = torch.randn(many, k, device=weight.device, dtype=torch.bfloat16)
+    x = torch.randn(many, k, device=device, dtype=torch.bfloat16)
     theirs = x.new_empty(many, n)
     step = max(1, (16 << 20) // k)
     for first in range(0, n, step):
-        rows = slice(first, first + step)
-        theirs[:, rows] = F.linear(
-            x,
-            dequantize(weight[rows], scale[rows]),
-            None if bias is None else bias[rows],
-        )
+        some = slice(first, first + step)
+        expanded = form.dequantise(*rows(tensors, some))
+        theirs[:, some] = F.linear(x, expanded, None if bias is None else bias[some])
 
     def product(count: int) -> torch.Tensor:
-        return dense.mx_linear(x[:count], *packed, bias, n)
+        return dense.mx_linear(x[:count], form.name, packed, bias, n)
 
-    return _worst(distance(product(m), theirs[:m]) for m in (*counts, many))
+    return worst(
+        distance(run(partial(product, m)), theirs[:m]) for run in RUNS for m in (*counts, many)
+    )
 
 
 def compare_bf16(weight: torch.Tensor, bias: torch.Tensor | None) -> float:
@@ -195,120 +206,14 @@ def compare_bf16(weight: torch.Tensor, bias: torch.Tensor | None) -> float:
     """
     if not weight.any():
         weight = torch.randn_like(weight)
+    settle()
     x = torch.randn(max(ROWS), weight.shape[1], device=weight.device, dtype=weight.dtype)
     theirs = F.linear(x, weight, bias)
-    return _worst(distance(dense.bf16_linear(x[:m], weight, bias), theirs[:m]) for m in ROWS)
-
-
-# -- experts ---------------------------------------------------------------------------
-
-_MADE_UP_EXPERTS = 8
-
-
-def _made_up(weights: experts.Weights) -> experts.Weights:
-    """Return random weights of a few experts."""
-    few = [tensor[:_MADE_UP_EXPERTS] for tensor in weights[:6]]
-    return experts.Weights(
-        _random_bytes(few[0], 0, 256),
-        _random_bytes(few[1], 117, 123),
-        torch.randn_like(few[2]),
-        _random_bytes(few[3], 0, 256),
-        _random_bytes(few[4], 117, 123),
-        torch.randn_like(few[5]),
-        weights.inner,
+    return worst(
+        distance(run(partial(dense.bf16_linear, x[:m], weight, bias)), theirs[:m])
+        for run in RUNS
+        for m in ROWS
     )
-
-
-def compare_experts(weights: experts.Weights, reference: Callable[..., torch.Tensor]) -> float:
-    """Return the largest difference between our experts and another computation.
-
-    Args:
-        weights: of the layer.
-        reference: computes the same from x, weights, ids and shares.
-
-    """
-    if not (weights.w13.any() and weights.w2.any()):  # of a dummy checkpoint
-        weights = _made_up(weights)
-    device, k = weights.w13.device, weights.hidden
-    num_experts = weights.w13.shape[0]
-
-    def difference(rows: int) -> float:
-        x = torch.randn(rows, k, device=device, dtype=torch.bfloat16)
-        # the default type is BF16 while a model loads
-        scores = torch.rand(rows, num_experts, device=device, dtype=torch.float32)
-        # rows that share experts, as close ones do
-        scores[1::2, : experts.TOP_K] += 1
-        shares, ids = scores.topk(experts.TOP_K)
-        ids, shares = ids.to(torch.int32), shares.softmax(-1)
-        theirs = reference(x, weights, ids, shares)
-        pads = rows == 5  # one more that only pads
-        padded = F.pad(x, (0, 0, 0, pads), value=1.0)
-        ids = F.pad(ids, (0, 0, 0, pads), value=-1)
-        ours = torch.full_like(padded, math.nan)
-        experts.experts(ours, padded, weights, ids, F.pad(shares, (0, 0, 0, pads), value=1.0))
-        if ours[rows:].any():
-            raise ValueError("a row that pads is not zero")
-        return distance(ours[:rows], theirs)
-
-    return _worst(difference(rows) for rows in ROWS)
-
-
-def _row_major_matrix(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Expand one expert's matrix, whose scales lie in tiles of 128 x 4."""
-    n, groups = scale.shape
-    tiles = scale.view(torch.uint8).view(n // 128, groups // 4, 32, 4, 4)
-    return dequantize(weight, tiles.permute(0, 3, 2, 1, 4).reshape(n, groups))
-
-
-def row_major_experts(
-    x: torch.Tensor, weights: experts.Weights, ids: torch.Tensor, shares: torch.Tensor
-) -> torch.Tensor:
-    """Compute experts in row-major order in float32, from expanded weights."""
-    out = torch.zeros_like(x, dtype=torch.float32)
-    for expert in ids.unique().tolist():
-        row, slot = (ids == expert).nonzero(as_tuple=True)
-        w13 = _row_major_matrix(weights.w13[expert], weights.w13_scale[expert])
-        both = x[row].float() @ w13.float().T + weights.w13_bias[expert].float()
-        up, gate = both.chunk(2, -1)
-        gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
-        hidden = gate * torch.sigmoid(1.702 * gate) * (up + 1)
-        hidden[:, weights.inner :] = 0
-        w2 = _row_major_matrix(weights.w2[expert], weights.w2_scale[expert])
-        part = hidden @ w2.float().T + weights.w2_bias[expert].float()
-        out.index_add_(0, row, part * shares[row, slot].unsqueeze(-1))
-    return out
-
-
-def compare_row_major(weights: experts.Weights, cutlass: Callable[..., torch.Tensor]) -> float:
-    """Return the largest difference between our experts in row-major order and torch.
-
-    Args:
-        weights: of the layer.
-        cutlass: computes the same from x, weights, ids and shares, with activations
-            in MXFP8; only of these weights.
-
-    Raises:
-        ValueError: CUTLASS, which gets rows beyond ``MAX_ROWS``, reads other weights.
-
-    """
-
-    def reference(
-        x: torch.Tensor,
-        used: experts.Weights,
-        ids: torch.Tensor,
-        shares: torch.Tensor,
-    ) -> torch.Tensor:
-        wanted = row_major_experts(x, used, ids, shares)
-        if used is weights:  # they are no made-up ones
-            difference = distance(cutlass(x, used, ids, shares), wanted)
-            if not difference <= MXFP8_TOLERANCE:
-                raise ValueError(
-                    f"FlashInfer's CUTLASS MoE differs by {difference:.2g} from torch, "
-                    f"more than {MXFP8_TOLERANCE}"
-                )
-        return wanted
-
-    return compare_experts(weights, reference)
 
 
 # -- norms and routers -----------------------------------------------------------------
@@ -339,6 +244,7 @@ def compare_half(
 
     k = weight.shape[1]
     norm, weight = (t if t.any() else torch.randn_like(t) for t in (norm, weight))
+    settle()
 
     def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.randn(*shape, device=norm.device, dtype=dtype)
@@ -349,14 +255,16 @@ def compare_half(
         return [distance(*pair) for pair in zip(ours, theirs, strict=True)]
 
     def chosen_experts(
-        x: torch.Tensor, residual: torch.Tensor, chosen_from: experts.Weights
+        run: Callable[..., Any],
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        chosen_from: experts.Weights,
     ) -> Iterable[float]:
         rows, total = x.shape[0], x.float() + residual.float()
         real = rows - (rows == 5)  # of these, the last only pads
         padding = torch.arange(rows, device=norm.device) >= real
-        *sums, ids, shares, _ = layer.routed_experts(
-            x, residual, norm, epsilon, weight, bias, padding, chosen_from
-        )
+        given = (x, residual, norm, epsilon, weight, bias, padding, chosen_from)
+        *sums, ids, shares, _ = run(partial(layer.routed_experts, *given))
         yield from norms(tuple(sums), total)
         if (ids[real:] != -1).any():
             raise ValueError("a row that pads has experts")
@@ -374,19 +282,21 @@ def compare_half(
         yield float(((ours - theirs).abs() - rounding).clamp(min=0).max())
         yield distance(shares.sum(-1), torch.ones_like(shares[:, 0]))
 
-    def differences(rows: int) -> Iterable[float]:
+    def differences(run: Callable[..., Any], rows: int) -> Iterable[float]:
         x, residual = random(rows, k), random(rows, k)
         total = x.float() + residual.float()
-        yield from norms(layer.add_norm(x, residual, norm, epsilon), total)
+        yield from norms(run(partial(layer.add_norm, x, residual, norm, epsilon)), total)
         if weights is not None:
-            yield from chosen_experts(x, residual, weights)
+            yield from chosen_experts(run, x, residual, weights)
 
         parts = random(rows * experts.TOP_K, k, dtype=torch.float32)
         ids = torch.zeros(rows, experts.TOP_K, dtype=torch.int32, device=norm.device)
         total = residual.float() + parts.view(rows, experts.TOP_K, k).sum(1)
-        yield from norms(layer.combine(parts, ids, residual, norm, epsilon), total)
+        yield from norms(run(partial(layer.combine, parts, ids, residual, norm, epsilon)), total)
 
-    return _worst(difference for rows in ROWS for difference in differences(rows))
+    return worst(
+        difference for run in RUNS for rows in ROWS for difference in differences(run, rows)
+    )
 
 
 # -- rotary embedding and KV cache -----------------------------------------------------
@@ -400,6 +310,8 @@ def compare_rotary(
     heads: int,
     kv_heads: int,
     update: Callable[..., None],
+    dtype: torch.dtype,
+    scales: tuple[torch.Tensor, torch.Tensor],
 ) -> float:
     """Return the largest difference between our queries, keys and values and those of
     vLLM's embedding and of the attention backend's own cache update.
@@ -410,6 +322,8 @@ def compare_rotary(
         heads: of the queries.
         kv_heads: of keys and values.
         update: takes keys, values, a cache and slots.
+        dtype: of the cache.
+        scales: see ``rotary.rotate_and_cache``.
 
     Raises:
         ValueError: the kernel wrote into a slot that is no row's.
@@ -423,7 +337,10 @@ def compare_rotary(
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=device, dtype=torch.bfloat16)
 
-    def differences(rows: int, cache: torch.Tensor) -> Iterable[float]:
+    def read(places: torch.Tensor) -> torch.Tensor:
+        return places.view(torch.float8_e4m3fn) if dtype == torch.uint8 else places
+
+    def differences(run: Callable[..., Any], rows: int, cache: torch.Tensor) -> Iterable[float]:
         qkv = random(rows, sum(widths))
         positions = torch.randint(0, cos_sin.shape[0], (rows,), device=device)
         slots = torch.randperm(_BLOCKS * _BLOCK_SIZE, device=device)[:rows]
@@ -432,7 +349,8 @@ def compare_rotary(
         if rows == 8:
             slots = slots[:-1]  # so does this one
         ours, theirs = cache.clone(), cache.clone()
-        queries = rotary.rotate_and_cache(qkv, positions, cos_sin, heads, ours, slots)
+        given = (qkv, positions, cos_sin, heads, ours, slots, scales)
+        queries = run(partial(rotary.rotate_and_cache, *given))
         q, k, v = qkv.split(widths, -1)
         q, k = rotate(positions, q.float(), k.float(), size, size, cos_sin, True)
         yield distance(queries.flatten(1), q)
@@ -444,12 +362,16 @@ def compare_rotary(
         free[slots[slots >= 0]] = False
         if not torch.equal(places[0][free], places[2][free]):
             raise ValueError("a slot that is no row's was written")
-        yield distance(places[0][~free], places[1][~free])
+        yield distance(read(places[0][~free]), read(places[1][~free]))
 
     caches = (
-        random(_BLOCKS, kv_heads, _BLOCK_SIZE, 2 * size),
-        random(_BLOCKS, _BLOCK_SIZE, kv_heads, 2 * size).transpose(1, 2),
+        random(_BLOCKS, kv_heads, _BLOCK_SIZE, 2 * size).to(dtype),
+        random(_BLOCKS, _BLOCK_SIZE, kv_heads, 2 * size).to(dtype).transpose(1, 2),
     )
-    return _worst(
-        difference for cache in caches for rows in ROWS for difference in differences(rows, cache)
+    return worst(
+        difference
+        for run in RUNS
+        for cache in caches
+        for rows in ROWS
+        for difference in differences(run, rows, cache)
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MXFP4, MXFP8 and INT8 in plain torch: every device gives the same bytes.
+"""Quantisers in plain torch: every device gives the same bytes.
 
 An MX format has one scale, a power of two (E8M0), for 32 elements (OCP, Microscaling Formats 1.0).
-INT8 has one in BF16 for 64.
+INT8 has one in BF16 for 64, INT6 for 32. NVFP4 has one in E4M3 for 16 and a factor in FP32.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import torch
 
 BLOCK = 32
 INT8_BLOCK = 64
+NVFP4_BLOCK = 16
 # Elements that are quantized at once, however large the tensor is: 4 MiB for each float32
 # intermediate. On a CPU slices of 16 Mi take three to four times as long.
 _SLICE_ELEMS = 1024 * 1024
 _E4M3_MAX = 448.0
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def _mxfp4_to_bf16_bits(code: int, scale: int) -> int:
@@ -39,7 +41,7 @@ def _mxfp4_to_bf16_bits(code: int, scale: int) -> int:
 
 
 @cache
-def _mxfp4_to_bf16_table() -> torch.Tensor:
+def _mxfp4_to_bf16_table(device: torch.device) -> torch.Tensor:
     """The two BF16 values of every packed byte under every scale, as one int32
     in memory order, at index ``scale << 8 | byte``.
 
@@ -48,6 +50,7 @@ def _mxfp4_to_bf16_table() -> torch.Tensor:
     bits = torch.tensor(
         [[_mxfp4_to_bf16_bits(c, s) for c in range(16)] for s in range(256)],
         dtype=torch.int32,
+        device=device,
     ).to(torch.int16)
     low = bits[:, None, :].expand(256, 16, 16)
     high = bits[:, :, None].expand(256, 16, 16)
@@ -59,7 +62,7 @@ def mxfp4_dequantize(
     scales: torch.Tensor,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Dequantize MXFP4 to BF16 on CPU, without rounding.
+    """Dequantize MXFP4 to BF16, without rounding.
 
     A NaN scale gives NaN. A product beyond BF16's range, which takes a scale of
     0xFD or 0xFE, gives an infinity.
@@ -73,12 +76,13 @@ def mxfp4_dequantize(
     assert blocks.dtype == scales.dtype == torch.uint8
     assert blocks.shape == (*scales.shape[:-1], scales.shape[-1] * 16)
     if out is None:
-        out = torch.empty(*blocks.shape[:-1], blocks.shape[-1] * 2, dtype=torch.bfloat16)
+        size = (*blocks.shape[:-1], blocks.shape[-1] * 2)
+        out = torch.empty(size, dtype=torch.bfloat16, device=blocks.device)
     assert out.dtype == torch.bfloat16 and out.is_contiguous()
     index = blocks.to(torch.int32).view(*scales.shape, 16)
     index += scales.to(torch.int32).unsqueeze(-1) << 8
     torch.index_select(
-        _mxfp4_to_bf16_table(),
+        _mxfp4_to_bf16_table(blocks.device),
         0,
         index.flatten(),
         out=out.view(torch.int32).view(-1),
@@ -112,6 +116,24 @@ def _half_is_better(sizes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     gain.sub_(gain.round()).abs_().sub_(0.25).clamp_(min=0)
     gain.sub_(sizes.sub(7).clamp_(min=0), alpha=4)
     return gain.sum(dim=-1, dtype=dtype) > 0
+
+
+def _e2m1(sizes: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """Round to E2M1, ties to even, what is beyond 6 to 6; two codes a byte.
+
+    Args:
+        sizes: Magnitudes, doubled, float32 [N, B, block]; overwritten.
+        blocks: Of these signs.
+
+    """
+    # Codes are the steps of 0.5 up to 2, then of 1, then of 2.
+    codes = sizes.round()
+    torch.minimum(codes, sizes.mul(0.5).round_().add_(2), out=codes)
+    torch.minimum(codes, sizes.mul_(0.25).round_().add_(4), out=codes)
+    codes = codes.clamp_(max=7).to(torch.uint8)
+    codes |= torch.signbit(blocks).to(torch.uint8) << 3
+    codes = codes.flatten(-2)
+    return codes[:, 0::2] | codes[:, 1::2] << 4
 
 
 def mxfp4_quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -156,14 +178,7 @@ def mxfp4_quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scales[part] = exponent - half.to(torch.int32)
         # Now 2y / scale for every block; with exponent 0 it was y / scale.
         sizes *= torch.where(half | (exponent == 0), 2.0, 1.0).unsqueeze(-1)
-        # Codes are the steps of 0.5 up to 2, then of 1, then of 2.
-        codes = sizes.round()
-        torch.minimum(codes, sizes.mul(0.5).round_().add_(2), out=codes)
-        torch.minimum(codes, sizes.mul_(0.25).round_().add_(4), out=codes)
-        codes = codes.clamp_(max=7).to(torch.uint8)
-        codes |= torch.signbit(blocks).to(torch.uint8) << 3
-        codes = codes.flatten(-2)
-        packed[part] = codes[:, 0::2] | codes[:, 1::2] << 4
+        packed[part] = _e2m1(sizes, blocks)
     return (
         packed.view(*x.shape[:-1], packed.shape[-1]),
         scales.view(*x.shape[:-1], scales.shape[-1]),
@@ -200,46 +215,86 @@ def mxfp8_dequantize(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor
     return blocks.flatten(-2).to(torch.bfloat16)
 
 
-def int8_quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize a weight [N, K] to INT8, a slice at a time.
+def _integers(weight: torch.Tensor, top: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize a weight [N, K] to integers, a slice at a time.
 
-    The scale is a 127th of the largest magnitude, rounded to BF16, or one of the two BF16 numbers
-    above that: the one of least squared error, the smallest of equals. It is zero for zeros,
-    otherwise normal. Elements round to nearest, ties to even: none beyond 127, since the
-    largest is 127.25 at most.
+    The scale is the largest magnitude / ``top``, rounded to BF16; zero for zeros, otherwise normal.
+    Elements round to nearest, ties to even: none beyond ``top``, since the largest is 0.2 % more at
+    most. (The best of some scales has a smaller error, and a trained model no smaller divergence:
+    benchmarks/formats.py.)
 
     Returns:
-        Elements, int8 [N, K], and scales, bfloat16 [N, K // 64].
+        Elements, int8 [N, K], and scales, bfloat16 [N, K // block].
     """
     rows, columns = weight.shape
     values = torch.empty_like(weight, dtype=torch.int8)
-    scales = weight.new_empty((rows, columns // INT8_BLOCK), dtype=torch.bfloat16)
+    scales = weight.new_empty((rows, columns // block), dtype=torch.bfloat16)
     step = max(1, _SLICE_ELEMS // columns)
     for start in range(0, rows, step):
         part = slice(start, start + step)
-        blocks = weight[part].to(torch.float32).unflatten(-1, (-1, INT8_BLOCK))
+        blocks = weight[part].to(torch.float32).unflatten(-1, (-1, block))
         largest = blocks.abs().amax(dim=-1, keepdim=True)
         # by a tensor: CUDA multiplies by the inverse of a number
-        first = (largest / torch.full_like(largest, 127)).to(torch.bfloat16)
-        first.clamp_(min=torch.finfo(torch.bfloat16).tiny)
-        best, elements, least = first, blocks, torch.full_like(largest, torch.inf)
-        for more in range(3):
-            scale = (first.view(torch.int16) + more).view(torch.bfloat16)
-            scaled = blocks / scale
-            rounded = scaled.round()
-            # whole numbers, the sum of whose squares is exact in any order
-            error = ((scaled - rounded) * (scale.float() / first * 2**16)).round_()
-            error = error.to(torch.float64).square_().sum(dim=-1, keepdim=True)
-            better = error < least
-            best = torch.where(better, scale, best)
-            elements = torch.where(better, rounded, elements)
-            least = torch.where(better, error, least)
-        values[part] = elements.flatten(-2).to(torch.int8)
-        scales[part] = torch.where(largest > 0, best, 0).squeeze(-1)
+        scale = (largest / torch.full_like(largest, top)).to(torch.bfloat16)
+        scale.clamp_(min=torch.finfo(torch.bfloat16).tiny)
+        values[part] = (blocks / scale).round_().flatten(-2).to(torch.int8)
+        scales[part] = torch.where(largest > 0, scale, 0).squeeze(-1)
     return values, scales
 
 
+def int8_quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize a weight [N, K] to INT8, see ``_integers``."""
+    return _integers(weight, 127, INT8_BLOCK)
+
+
+def int6_quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize a weight [N, K] to INT6, see ``_integers``."""
+    return _integers(weight, 31, BLOCK)
+
+
 def int8_dequantize(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Expand INT8 (int8 [N, K], bfloat16 [N, K // 64]) to bfloat16; only that rounds."""
-    blocks = values.to(torch.float32).unflatten(-1, (-1, INT8_BLOCK)) * scales.unsqueeze(-1)
+    """Expand INT8 or INT6 (int8 [N, K], bfloat16 [N, K // block]) to bfloat16; only that rounds."""
+    block = values.shape[1] // scales.shape[1]
+    blocks = values.to(torch.float32).unflatten(-1, (-1, block)) * scales.unsqueeze(-1)
     return blocks.flatten(-2).to(torch.bfloat16)
+
+
+def nvfp4_quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantize a weight [N, K] to NVFP4, a slice at a time.
+
+    The factor brings the largest magnitude of the weight to 6 * 448; the scale that of the block to
+    6, rounded to nearest, at least 2**-6, which is normal. Elements round as MXFP4's do.
+
+    Returns:
+        Packed elements, uint8 [N, K // 2], the even element in the low nibble, scales,
+        float8_e4m3fn [N, K // 16], and the factor, float32 [].
+    """
+    rows, columns = weight.shape
+    packed = weight.new_empty((rows, columns // 2), dtype=torch.uint8)
+    scales = weight.new_empty((rows, columns // NVFP4_BLOCK), dtype=torch.float8_e4m3fn)
+    largest = torch.stack(torch.aminmax(weight)).abs().amax().to(torch.float32)
+    factor = largest / torch.full_like(largest, _E2M1[-1] * _E4M3_MAX)
+    factor.clamp_(min=torch.finfo(torch.float32).tiny)
+    step = max(1, _SLICE_ELEMS // columns)
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        blocks = weight[part].to(torch.float32).unflatten(-1, (-1, NVFP4_BLOCK))
+        sizes = blocks.abs()
+        largest = sizes.amax(dim=-1)
+        scale = largest / torch.full_like(largest, _E2M1[-1]) / factor
+        scales[part] = scale.clamp_(2.0**-6, _E4M3_MAX).to(torch.float8_e4m3fn)
+        sizes /= (scales[part].to(torch.float32) * factor).unsqueeze(-1)
+        sizes *= 2
+        packed[part] = _e2m1(sizes, blocks)
+    return packed, scales, factor
+
+
+def nvfp4_dequantize(
+    packed: torch.Tensor, scales: torch.Tensor, factor: torch.Tensor
+) -> torch.Tensor:
+    """Expand NVFP4 (see ``nvfp4_quantize``) to bfloat16."""
+    table = torch.tensor(_E2M1, dtype=torch.float32, device=packed.device)
+    codes = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2).to(torch.int32)
+    values = torch.cat((table, -table))[codes].unflatten(-1, (-1, NVFP4_BLOCK))
+    values *= scales.to(torch.float32).unsqueeze(-1)  # exact
+    return (values * factor).flatten(-2).to(torch.bfloat16)

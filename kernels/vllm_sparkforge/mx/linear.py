@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that are quantized while they load, to an MX format or INT8, weights only.
+"""Layers that are quantized while they load, weights only, or packed as they are.
 
 Weights go through the torch quantizers on every platform, not through the kernel that is fastest
 there: a model has the same weights wherever it runs, so a test on one machine speaks for another.
@@ -12,12 +12,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.nn import Module
-from vllm.config import get_current_vllm_config
+from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.kernels.linear.mxfp4.base import MxFp4LinearLayerConfig
 from vllm.model_executor.kernels.linear.mxfp4.marlin import MarlinMxFp4LinearKernel
 from vllm.model_executor.kernels.linear.mxfp8.marlin import MarlinMxfp8LinearKernel
 from vllm.model_executor.kernels.linear.mxfp8.Mxfp8LinearKernel import Mxfp8LinearLayerConfig
+from vllm.model_executor.kernels.linear.nvfp4.base import NvFp4LinearLayerConfig
+from vllm.model_executor.kernels.linear.nvfp4.marlin import MarlinNvFp4LinearKernel
 from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
@@ -27,27 +29,25 @@ from vllm.platforms import current_platform
 
 from vllm_sparkforge import options
 from vllm_sparkforge.decode import dense, module, selfcheck
-from vllm_sparkforge.mx import cpu
-from vllm_sparkforge.mx.formats import (
-    BLOCK,
-    INT8_BLOCK,
-    int8_dequantize,
-    int8_quantize,
-    mxfp4_quantize,
-    mxfp8_quantize,
-)
+from vllm_sparkforge.mx import cpu, lossless
+from vllm_sparkforge.mx.table import FORMATS, LOSSLESS, Format
 
 logger = init_logger(f"vllm.{__name__}")
-
-_QUANTIZE = {"mxfp4": mxfp4_quantize, "mxfp8": mxfp8_quantize, "int8": int8_quantize}
 
 
 def _name_of(layer: Module) -> str:
     return getattr(layer, "prefix", type(layer).__name__)
 
 
+def _tensors(form: Format, layer: Module) -> list[torch.Tensor]:
+    return [getattr(layer, name) for name in form.names]
+
+
 class CpuKernel:
     """The product in plain torch, on weights as the format has them."""
+
+    def __init__(self, form: Format) -> None:
+        self._form = form
 
     def process_weights_after_loading(self, layer: Module) -> None:
         """Leave the weight as it is."""
@@ -56,18 +56,22 @@ class CpuKernel:
         self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """Compute the product."""
-        return cpu.mx_linear(x, layer.weight, layer.weight_scale, bias)
+        return cpu.mx_linear(x, self._form.name, _tensors(self._form, layer), bias)
 
 
 class ExpandedKernel:
-    """The product with an INT8 weight that is kept in BF16: vLLM has no kernel for such scales."""
+    """The product with a weight that is kept in BF16: vLLM has no kernel for such scales."""
+
+    def __init__(self, form: Format) -> None:
+        self._form = form
 
     def process_weights_after_loading(self, layer: Module) -> None:
         """Expand the weight, for good."""
-        logger.info_once("INT8 weights are kept in BF16, twice as large: no decode kernels.")
-        expanded = int8_dequantize(layer.weight.data, layer.weight_scale.data)
+        logger.info_once("%s weights are kept in BF16: no decode kernels.", self._form.label)
+        expanded = self._form.dequantise(*(one.data for one in _tensors(self._form, layer)))
         replace_parameter(layer, "weight", expanded)
-        del layer.weight_scale
+        for name in self._form.names[1:]:
+            delattr(layer, name)
 
     def apply_weights(
         self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None
@@ -80,18 +84,17 @@ class DecodeKernel:
     """The decode kernels, which expand the weight for many rows; else the fallback.
 
     Args:
-        form: MXFP4, MXFP8 or INT8.
         fallback: Marlin's kernel, or ``ExpandedKernel``.
     """
 
-    def __init__(self, form: str, fallback: Any) -> None:
+    def __init__(self, form: Format, fallback: Any) -> None:
         self._form, self._fallback = form, fallback
         self._packed = False
 
     def process_weights_after_loading(self, layer: Module) -> None:
         """Pack the weight, if the kernels pass the comparison with torch on it."""
         config = get_current_vllm_config()
-        shape = (layer.weight.shape[0], dense.columns(layer.weight))
+        shape = (layer.output_size_per_partition, layer.input_size_per_partition)
         packed = self._pack(layer, shape)
         if packed is None:
             # another operator is traced
@@ -99,29 +102,27 @@ class DecodeKernel:
             self._fallback.process_weights_after_loading(layer)
             return
         self._packed = True
-        for name, tensor in zip(("weight", "weight_scale"), packed, strict=True):
+        for name, tensor in zip(self._form.names, packed, strict=True):
             replace_parameter(layer, name, tensor)
 
-    def _pack(
-        self, layer: Module, shape: tuple[int, int]
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        config = get_current_vllm_config()
+    def _pack(self, layer: Module, shape: tuple[int, int]) -> tuple[torch.Tensor, ...] | None:
+        config, form = get_current_vllm_config(), self._form
         if not module.enabled(config, "layers"):
             return None
-        weight, scale = layer.weight.data, layer.weight_scale.data
-        reason = dense.refused(weight, scale, layer.params_dtype)
+        tensors = [one.data for one in _tensors(form, layer)]
+        reason = dense.refused(form, tensors, shape[1], layer.params_dtype)
         if reason is not None:
             logger.info_once(
-                "Decode kernels are not used for %s %d x %d: %s.", self._form, *shape, reason
+                "Decode kernels are not used for %s %d x %d: %s.", form.label, *shape, reason
             )
             return None
         bias = getattr(layer, "bias", None)
-        packed = dense.pack(weight, scale)
+        packed = form.pack(*tensors)
         right = selfcheck.passes(
-            self._form,
+            form.label,
             shape,
             module.is_required(config),
-            lambda: selfcheck.compare_mx(weight, scale, bias, packed),
+            lambda: selfcheck.compare_mx(form, tensors, bias, packed, shape[1]),
         )
         return packed if right else None
 
@@ -131,9 +132,8 @@ class DecodeKernel:
         """Compute the product."""
         if not self._packed:
             return self._fallback.apply_weights(layer, x, bias)
-        return dense.mx_linear(
-            x, layer.weight, layer.weight_scale, bias, layer.output_size_per_partition
-        )
+        tensors = _tensors(self._form, layer)
+        return dense.mx_linear(x, self._form.name, tensors, bias, layer.output_size_per_partition)
 
 
 class MxLinearMethod(LinearMethodBase):
@@ -142,14 +142,13 @@ class MxLinearMethod(LinearMethodBase):
     vLLM's base of such methods would want a configuration of vLLM's own for them, since 0.32.
 
     Args:
-        form: mxfp4 (4.25 bits an element), mxfp8 (E4M3, 8.25 bits) or int8 (8.25 bits).
+        form: the name of one of ``FORMATS``.
     """
 
     uses_meta_device = True
 
     def __init__(self, form: str) -> None:
-        self.form = form
-        self._quantize = _QUANTIZE[form]
+        self.form = FORMATS[form]
 
     def create_weights(
         self,
@@ -166,11 +165,10 @@ class MxLinearMethod(LinearMethodBase):
         Raises:
             ValueError: the format or the kernels cannot take it.
         """
-        block = INT8_BLOCK if self.form == "int8" else BLOCK
-        if input_size_per_partition % block != 0:
+        if input_size_per_partition % self.form.block != 0:
             msg = (
-                f"{self.form.upper()} requires input_size_per_partition"
-                f" ({input_size_per_partition}) to be divisible by {block}."
+                f"{self.form.label} requires input_size_per_partition"
+                f" ({input_size_per_partition}) to be divisible by {self.form.block}."
             )
             raise ValueError(msg)
         # Marlin has kernels with E8M0 scales for no other type, and would only say so at the first
@@ -199,10 +197,9 @@ class MxLinearMethod(LinearMethodBase):
         self.kernel = self._kernel(shape)
 
     def _say(self, where: str) -> None:
-        names = {"mxfp4": "MxFp4", "mxfp8": "Mxfp8", "int8": "Int8"}
         # as vLLM says of its own
-        kernel = f"{where}{names[self.form]}LinearKernel"
-        logger.info_once("Using %s for %s GEMM", kernel, self.form.upper())
+        kernel = f"{where}{self.form.kernel}LinearKernel"
+        logger.info_once("Using %s for %s GEMM", kernel, self.form.label)
 
     def _kernel(self, shape: tuple[int, int]) -> CpuKernel | DecodeKernel:
         """Return what computes the products of a weight [N, K].
@@ -212,25 +209,33 @@ class MxLinearMethod(LinearMethodBase):
         """
         if current_platform.is_cpu():
             self._say("CPU")
-            return CpuKernel()
+            return CpuKernel(self.form)
         if not current_platform.is_cuda():
             # what vLLM has there expands MXFP8 to BF16 at load: less accurate, and no smaller
             platform = current_platform._enum.name
-            raise ValueError(f"Weight-only {self.form.upper()} has no kernel on {platform}.")
-        fallback = ExpandedKernel() if self.form == "int8" else self._marlin(shape)
-        ours = module.enabled(get_current_vllm_config(), "layers")
-        self._say("Decode" if ours else "Expanded" if self.form == "int8" else "Marlin")
-        return DecodeKernel(self.form.upper(), fallback)
+            raise ValueError(f"Weight-only {self.form.label} has no kernel on {platform}.")
+        fallback = self._marlin(shape) or ExpandedKernel(self.form)
+        config = get_current_vllm_config()
+        failed = self.form.label in options.of(config).failed
+        ours = module.enabled(config, "layers") and not failed
+        theirs = "Expanded" if isinstance(fallback, ExpandedKernel) else "Marlin"
+        self._say("Decode" if ours else theirs)
+        return DecodeKernel(self.form, fallback)
 
     def _marlin(self, shape: tuple[int, int]) -> Any:
-        mxfp4 = self.form == "mxfp4"
-        marlin = MarlinMxFp4LinearKernel if mxfp4 else MarlinMxfp8LinearKernel
+        """Return Marlin's kernel, None if it has none for the format."""
+        if self.form.name == "mxfp4":
+            marlin, config = MarlinMxFp4LinearKernel, MxFp4LinearLayerConfig(None)
+        elif self.form.name == "mxfp8":
+            marlin, config = MarlinMxfp8LinearKernel, Mxfp8LinearLayerConfig(shape)
+        elif self.form.name == "nvfp4":
+            marlin, config = MarlinNvFp4LinearKernel, NvFp4LinearLayerConfig()
+        else:
+            return None
         supported, reason = marlin.is_supported()
         if not supported:
-            raise ValueError(f"Weight-only {self.form} has no kernel here: {reason}.")
-        if mxfp4:
-            return marlin(MxFp4LinearLayerConfig(activation_quant_key=None))
-        return marlin(Mxfp8LinearLayerConfig(weight_shape=shape))
+            raise ValueError(f"Weight-only {self.form.label} has no kernel here: {reason}.")
+        return marlin(config)
 
     def tie_weights(self, layer: Module, embed_tokens: Module) -> None:
         """Refuse it."""
@@ -249,13 +254,13 @@ class MxLinearMethod(LinearMethodBase):
         if not (smallest.isfinite() and largest.isfinite()):
             msg = (
                 f"{_name_of(layer)}.weight has elements that are not finite and cannot be"
-                f" quantized to {self.form.upper()}."
+                f" quantized to {self.form.label}."
             )
             raise ValueError(msg)
-        weight, scale = self._quantize(layer.weight.data)
+        tensors = self.form.quantise(layer.weight.data)
         layer.input_scale = None
-        replace_parameter(layer, "weight", weight)
-        replace_parameter(layer, "weight_scale", scale)
+        for name, tensor in zip(self.form.names, tensors, strict=True):
+            replace_parameter(layer, name, tensor)
         self.kernel.process_weights_after_loading(layer)
         layer._already_called_process_weights_after_loading = True
 
@@ -264,3 +269,72 @@ class MxLinearMethod(LinearMethodBase):
     ) -> torch.Tensor:
         """Compute the layer."""
         return self.kernel.apply_weights(layer, x, bias)
+
+
+class LosslessLinearMethod(LinearMethodBase):
+    """Packs a BF16 weight bit for bit; gives its layer back where that cannot be.
+
+    Args:
+        plain: the layer's method otherwise.
+    """
+
+    def __init__(self, plain: Any) -> None:
+        self._plain = plain
+
+    def create_weights(self, layer: Module, *sizes: Any, **named: Any) -> None:
+        """Register the weight as ever."""
+        self._plain.create_weights(layer, *sizes, **named)
+
+    def process_weights_after_loading(self, layer: Module) -> None:
+        """Pack the weight, if it fits and the kernels pass the comparison with torch on it."""
+        config, weight = get_current_vllm_config(), layer.weight.data
+        packed, reason = self._pack(layer, weight, module.is_required(config))
+        if packed is None:
+            logger.info("%s stays in BF16: %s.", _name_of(layer), reason)
+            options.note(config, _name_of(layer), "bf16")  # another operator is traced
+            layer.quant_method = self._plain
+            self._plain.process_weights_after_loading(layer)
+            return
+        self._n = len(weight)
+        for name, tensor in zip(LOSSLESS.names, packed, strict=True):
+            replace_parameter(layer, name, tensor)
+
+    def _pack(
+        self, layer: Module, weight: torch.Tensor, strict: bool
+    ) -> tuple[lossless.Packed | None, str]:
+        """Return the packed weight, or why there is none."""
+        n, k = weight.shape
+        if (reason := dense.refused(LOSSLESS, [weight], k, weight.dtype)) is not None:
+            return None, reason
+        packed = lossless.encode(weight)
+        if (listed := lossless.num_listed(packed)) > weight.numel() * lossless.LARGEST_SHARE:
+            return None, f"{listed} of its elements are not within 15 powers of two"
+        bias = getattr(layer, "bias", None)
+        right = selfcheck.passes(
+            LOSSLESS.label,
+            (n, k),
+            strict,
+            lambda: selfcheck.compare_mx(LOSSLESS, [weight], bias, packed, k),
+        )
+        return (packed, "") if right else (None, "its kernels are switched off")
+
+    def apply(
+        self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Compute the layer."""
+        return dense.mx_linear(x, LOSSLESS.name, _tensors(LOSSLESS, layer), bias, self._n)
+
+
+def lossless_method(config: VllmConfig, plain: Any, obstacle: str | None = None) -> Any:
+    """Return the method of a layer that is to be packed bit for bit.
+
+    Args:
+        plain: what it has otherwise, and without the decode kernels.
+        obstacle: why it has to stay as it is, if so.
+    """
+    ours = obstacle is None and module.enabled(config, "layers")
+    where = "Decode" if ours else "CPU" if current_platform.is_cpu() else "Bf16"
+    logger.info_once("Using %sLosslessLinearKernel for LOSSLESS GEMM", where)
+    if not ours:
+        logger.info_once("Layers stay in BF16: %s.", obstacle or "there are no decode kernels")
+    return LosslessLinearMethod(plain) if ours else plain

@@ -3,8 +3,8 @@
 ``tests/patches/test_packs.py`` makes vLLM's calls of FlashInfer with our series, and compares the
 list with FlashInfer's own choice for a simulated 12.0 and 12.1. gpt-oss has 64 query and 8 KV
 heads, or half of each with two ranks. The ratio is 8 in both cases, so one list serves one and two
-ranks. ``exact``, ``balanced`` and ``fast`` differ in dense layers, which Marlin and the decode
-kernels compute, so it serves all three.
+ranks. The profiles' choices differ in dense layers, which the decode kernels compute, so it serves
+all of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

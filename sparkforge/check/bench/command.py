@@ -66,8 +66,8 @@ class RunOptions:
     """folder of the checkpoint; with --url, of its tokenizer.json (default: a tiny model with
     canned replies)"""
     profile: str | None = None
-    """exact, balanced or fast: format of the dense layers; with --url, that of the running server
-    (default: the target's)"""
+    """exact, balanced, fast or fastest: format of the dense layers; with --url, that of the running
+    server (default: the target's)"""
     arguments: Behind = ()
     project: ProjectOptions = ProjectOptions()
     output: OutputOptions = OutputOptions()

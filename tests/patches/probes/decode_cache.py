@@ -58,8 +58,8 @@ def _operator() -> Any:
 def marlin() -> Iterator[list[str]]:
     """Put stand-ins in place of Marlin's dense kernels; yield the formats they get."""
     from vllm.model_executor.utils import replace_parameter
-    from vllm_sparkforge.decode.selfcheck import dequantize
     from vllm_sparkforge.mx import linear
+    from vllm_sparkforge.mx.table import FORMATS
 
     reached: list[str] = []
     multiply = _operator()
@@ -77,7 +77,8 @@ def marlin() -> Iterator[list[str]]:
             def process_weights_after_loading(self, layer: Any) -> None:
                 reached.append(form)
                 # in an order of its own, which no kernel of ours could read
-                weight = dequantize(layer.weight.data, layer.weight_scale.data)
+                tensors = (getattr(layer, name).data for name in FORMATS[form].names)
+                weight = FORMATS[form].dequantise(*tensors)
                 replace_parameter(layer, "weight", weight.T.contiguous())
 
             def apply_weights(self, layer: Any, x: Any, bias: Any) -> Any:
@@ -86,7 +87,11 @@ def marlin() -> Iterator[list[str]]:
         Marlin.__name__ = real[form].__name__
         return Marlin
 
-    real = {"mxfp4": linear.MarlinMxFp4LinearKernel, "mxfp8": linear.MarlinMxfp8LinearKernel}
+    real = {
+        "mxfp4": linear.MarlinMxFp4LinearKernel,
+        "mxfp8": linear.MarlinMxfp8LinearKernel,
+        "nvfp4": linear.MarlinNvFp4LinearKernel,
+    }
     assert all(kind.is_supported()[0] for kind in real.values())
     with mock.patch.multiple(
         linear, **{kind.__name__: stand_in(form) for form, kind in real.items()}
@@ -111,7 +116,7 @@ def cache(launches: Any) -> dict[str, Any]:
         return str(aot_compile_hash_factors(config))
 
     result: dict[str, Any] = {}
-    for form in ("mxfp4", "mxfp8"):
+    for form in ("mxfp4", "mxfp8", "nvfp4"):
         for name, spoil in {"passes": right, "fails": fail, "passes again": right}.items():
             with start(form) as config:
                 launches.spoil = spoil

@@ -20,6 +20,15 @@ SHARED_MEMORY = 101_376  # of a block, on SM12x: the least of the devices that h
 UNKNOWN = -2  # an expert that is yet to be chosen, by the logits
 E2M1 = marlin_layout.E2M1
 
+FORMATS = {
+    "mxfp4": (4, 32, torch.uint8),
+    "mxfp8": (8, 32, torch.uint8),
+    "int8": (8, 64, torch.bfloat16),
+    "int6": (6, 32, torch.bfloat16),
+    "nvfp4": (4, 16, torch.float8_e4m3fn),
+}
+"""Bits of an element, elements under a scale, and its type."""
+
 Product = Callable[[int, torch.Tensor], torch.Tensor]
 """Of an expert's weights with a row."""
 
@@ -35,21 +44,31 @@ def unpack(words: torch.Tensor, kind: str, n: int, k: int) -> torch.Tensor:
     """Read the tiles of dense.cuh: int32 words in a row to values, float64 [n, k]."""
     tiles = k // 64
     row, column = torch.arange(n)[:, None], torch.arange(k)[None, :]
-    g, r = row % 8, row % 16 // 8
-    h, q = column % 64 // 32, column % 32 // 8
     tile = row // 16 * tiles + column // 64
-    if kind == "mxfp4":
-        at = (tile * 32 + g * 4 + q) * 4 + 2 * h + r
-        j, high = column % 8 // 2, column % 2
-        half = words.to(torch.int64)[at] >> 16 * high & 0xFFFF
+    g, r = row % 8, row % 16 // 8
+    h, lane = column % 64 // 32, g * 4 + column % 32 // 8
+    words = words.to(torch.int64) & 0xFFFFFFFF
+    high = column % 2 * 16
+    if kind.endswith("fp4"):
+        half = words[(tile * 32 + lane) * 4 + 2 * h + r] >> high & 0xFFFF
+        j = column % 8 // 2
         last = j == 3
         sign = half >> torch.where(last, 14, 15 - 3 * j) & 1
         exponent = half >> torch.where(last, 10, 7 - 3 * j) & 3
         mantissa = half >> torch.where(last, 13, 6 - 3 * j) & 1
         return E2M1[sign << 3 | exponent << 1 | mantissa]
-    at = ((tile * 2 + h) * 32 + g * 4 + q) * 4 + 2 * r + column % 8 // 4
+    if kind == "int6":
+        pair = r * 4 + column % 8 // 2
+        first, third = tile * 192 + lane * 4 + 2 * h, tile * 192 + 128 + lane * 2 + h
+        last = pair > 5
+        at = torch.where(last, first + pair % 2, torch.where(pair > 3, third, first + pair // 2))
+        word, turn = words[at], torch.where(last, 10, 6 * (pair % 2))
+        half = (word << turn | word >> (32 - turn)) >> high
+        rest = words[third] >> (2 * pair - 10).clamp(min=0) >> high
+        magnitude = torch.where(last, half & 7 | rest & 24, half & 31)
+        return (magnitude * (1 - 2 * (half >> 15 & 1))).to(torch.float64)
+    word = words[((tile * 2 + h) * 32 + lane) * 4 + 2 * r + column % 8 // 4]
     byte = column % 2 * 2 + column % 4 // 2
-    word = words.to(torch.int64)[at]
     codes = word >> 8 * byte & 255
     if kind == "int8":  # the sign is the other byte's
         sign = word >> 8 * (byte ^ 1) + 7 & 1
@@ -57,15 +76,34 @@ def unpack(words: torch.Tensor, kind: str, n: int, k: int) -> torch.Tensor:
     return codes.to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float64)
 
 
-def unpack_scales(scales: torch.Tensor, n: int, k: int) -> torch.Tensor:
-    """Read the scales of dense.cuh: bytes or BF16 in a row to factors, float64 [n, k]."""
-    if scales.dtype == torch.bfloat16:
-        row, tile = torch.arange(n)[:, None], torch.arange(k // 64)[None, :]
-        at = ((row // 16 * (k // 64) + tile) * 8 + row % 8) * 2 + row % 16 // 8
-        return scales[at].to(torch.float64).repeat_interleave(64, 1)
-    row, group = torch.arange(n)[:, None], torch.arange(k // 32)[None, :]
-    at = ((row // 16 * (k // 64) + group // 2) * 8 + row % 8) * 4 + row % 16 // 8 * 2 + group % 2
-    return torch.exp2(scales[at].to(torch.float64) - 127).repeat_interleave(32, 1)
+def unpack_lossless(words: torch.Tensor, scales: torch.Tensor, n: int, k: int) -> torch.Tensor:
+    """Read such tiles of dense.cuh, without the list, to values, float64 [n, k]."""
+    row, column = torch.arange(n)[:, None], torch.arange(k)[None, :]
+    r, h, c, i = row % 16 // 8, column % 64 // 32, column % 8 // 4, column % 4
+    tile, lane = row // 16 * (k // 64) + column // 64, row % 8 * 4 + column % 32 // 8
+    words = words.to(torch.int64) & 0xFFFFFFFF
+    word = words[((tile * 3 + h) * 32 + lane) * 4 + 2 * r + c]
+    exponents = words[((tile * 3 + 2) * 32 + lane) * 4 + 2 * h + r]
+    at = i // 2 * 8 + i % 2 * 16
+    mantissa, sign = word >> at & 127, word >> (at + 15) % 32 & 1
+    # four bits, of which the left end of a word is followed by the right one
+    code = (exponents | exponents << 32) >> (7 + at - 4 * c) % 32 & 15
+    size = torch.where(code > 0, 128 + mantissa, mantissa).to(torch.float64)
+    power = code.clamp(min=1) + scales[tile].to(torch.int64) - 15 - 127 - 7
+    return size * torch.exp2(power.to(torch.float64)) * (1 - 2 * sign)
+
+
+def unpack_scales(scales: torch.Tensor, block: int, n: int, k: int) -> torch.Tensor:
+    """Read the scales of dense.cuh, E8M0 as uint8, to factors, float64 [n, k]."""
+    row, group, each = torch.arange(n)[:, None], torch.arange(k // block)[None, :], 64 // block
+    place, r = (row // 16 * (k // 64) + group // each) * 8 + row % 8, row % 16 // 8
+    if block == 16:  # two pairs of lanes, halves of a tile, weights
+        found = scales[((place * 2 + group % 2) * 2 + group % 4 // 2) * 2 + r]
+    else:
+        found = scales[(place * 2 + r) * each + group % each]
+    factors = found.to(torch.float64)
+    factors = torch.exp2(factors - 127) if found.dtype == torch.uint8 else factors
+    return factors.repeat_interleave(block, 1)
 
 
 def row_major_scale_at(n: int, k: int) -> torch.Tensor:
@@ -73,6 +111,13 @@ def row_major_scale_at(n: int, k: int) -> torch.Tensor:
     column, group = torch.arange(n)[:, None], torch.arange(k // 32)[None, :]
     tile = column // 128 * (k // 128) + group // 4
     return tile * 512 + column % 32 * 16 + column % 128 // 32 * 4 + group % 4
+
+
+def stored(values: torch.Tensor, form: torch.dtype, scale: Any) -> torch.Tensor:
+    """Return BF16 keys or values as a cache of a type has them; E4M3 saturates, torch does not."""
+    if form == torch.bfloat16:
+        return values
+    return (values.float() / scale).clamp(-448, 448).to(form)
 
 
 class Launches:
@@ -141,12 +186,31 @@ class Launches:
 
     def _weights(self, kind: str, o: Any) -> torch.Tensor:
         k, padded = o.tiles * 64, -(-o.n // 16) * 16
-        assert o.weights % 16 == 0
-        each = 8 if kind == "mxfp4" else 4
-        words = memory(o.weights, padded * k // each, torch.int32)
-        form, group = (torch.bfloat16, 64) if kind == "int8" else (torch.uint8, 32)
-        scales = memory(o.scales, padded * k // group, form)
-        return unpack(words, kind, o.n, k) * unpack_scales(scales, o.n, k)
+        if kind == "lossless":
+            assert o.factor is None
+            return self._lossless(o, padded, k)
+        assert o.listed is None
+        bits, block, form = FORMATS[kind]
+        assert o.weights % 16 == o.scales % 8 == 0
+        words = memory(o.weights, padded * k * bits // 32, torch.int32)
+        scales = memory(o.scales, padded * k // block, form)
+        factors = unpack_scales(scales, block, o.n, k)
+        if kind == "nvfp4":
+            factors *= memory(o.factor, 1, torch.float32).to(torch.float64)
+        else:
+            assert o.factor is None
+        return unpack(words, kind, o.n, k) * factors
+
+    def _lossless(self, o: Any, padded: int, k: int) -> torch.Tensor:
+        words = memory(o.weights, padded * k * 3 // 8, torch.int32)
+        scales = memory(o.scales, padded * k // 1024, torch.uint8)
+        values = unpack_lossless(words, scales, o.n, k)
+        begin = memory(o.listed, o.n + 1, torch.int32) + torch.arange(o.n + 1)
+        entries = memory(o.listed, int(begin[-1]), torch.int32)[begin[0] :]
+        place = torch.arange(o.n).repeat_interleave(begin.diff()), entries >> 16
+        assert (values[place] == 0).all()
+        values[place] = entries.to(torch.int16).view(torch.bfloat16).to(torch.float64)
+        return values
 
     def _expand(self, words: list[str], grid: Any, threads: int, shared: int, o: Any) -> None:
         assert (grid, threads, shared) == ((-(-o.n // 16), 1), 256, 0)
@@ -190,7 +254,8 @@ class Launches:
         ids.copy_(self.choose(chosen))
 
     def _rotate(self, words: list[str], grid: Any, threads: int, shared: int, o: Any) -> None:
-        assert words == ["and", "cache"]
+        fp8 = words == ["and", "cache", "fp8"]
+        assert fp8 or words == ["and", "cache"]
         rows, values, size = grid[0], o.heads + o.kv_heads, 64
         heads = values + o.kv_heads
         assert (grid[1], threads, shared) == (-(-4 * heads // 128), 128, 0)
@@ -207,7 +272,9 @@ class Launches:
         assert o.written <= rows
         if not o.written:
             return
-        assert o.cache % 16 == 0
+        form = torch.float8_e4m3fn if fp8 else torch.bfloat16
+        scales = [memory(at, 1, torch.float32) if fp8 else 1 for at in (o.k_scale, o.v_scale)]
+        assert o.cache % (8 * form.itemsize) == 0
         assert all(s % 8 == 0 for s in (o.block_stride, o.head_stride, o.slot_stride))
         for row, slot in enumerate(self.move(memory(o.slots, o.written, torch.int64)).tolist()):
             if slot < 0:
@@ -215,9 +282,9 @@ class Launches:
             block, place = divmod(slot, o.block_size)
             for head in range(o.kv_heads):
                 at = block * o.block_stride + head * o.head_stride + place * o.slot_stride
-                entry = memory(o.cache + 2 * at, 2 * size, torch.bfloat16)
-                entry[:size] = turned[row, o.heads + head]
-                entry[size:] = x[row, values + head]
+                entry = memory(o.cache + form.itemsize * at, 2 * size, form)
+                entry[:size] = stored(turned[row, o.heads + head], form, scales[0])
+                entry[size:] = stored(x[row, values + head], form, scales[1])
 
     def _added(self, rows: int, o: Any) -> torch.Tensor:
         assert o.x % 16 == o.residual % 16 == o.norm % 16 == 0

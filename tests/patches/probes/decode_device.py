@@ -17,6 +17,8 @@ from typing import Any
 from tests.patches.probes import fake_cuda
 
 ARCHITECTURES = ("90a", "120a", "121a")
+BLOCKS = {"mxfp4": 32, "mxfp8": 32, "int8": 64, "int6": 32, "nvfp4": 16}
+"""Elements under one scale."""
 KERNELS = [{"name": name} for name in ("experts_combine", "expand_mxfp4")]
 
 
@@ -244,30 +246,50 @@ def emulate() -> Any:
     return launches
 
 
-def random_weight(kind: str, n: int, k: int) -> tuple[Any, Any]:
+def random_weight(kind: str, n: int, k: int) -> tuple[Any, ...]:
+    """Return a weight's tensors as the format's quantiser gives them."""
     import torch
 
-    if kind == "int8":
-        values = torch.randint(-127, 128, (n, k), dtype=torch.int8)
-        return values, torch.rand(n, k // 64).add_(0.1).to(torch.bfloat16)
-    scale = torch.randint(117, 123, (n, k // 32), dtype=torch.uint8)
+    if kind == "lossless":
+        weight = torch.randn(n, k).to(torch.bfloat16)
+        weight[torch.rand(n, k) < 0.002] *= 2.0**-30  # in the list
+        return (weight,)
+    if kind.startswith("int"):
+        most = 2 ** (int(kind[-1]) - 1)
+        values = torch.randint(1 - most, most, (n, k), dtype=torch.int8)
+        return values, torch.rand(n, k // BLOCKS[kind]).add_(0.1).to(torch.bfloat16)
+    scale = torch.randint(117, 123, (n, k // BLOCKS[kind]), dtype=torch.uint8)
+    if kind == "mxfp8":
+        codes = torch.randint(0, 256, (n, k), dtype=torch.uint8)
+        codes[codes & 127 == 127] = 0  # NaN
+        return codes.view(torch.float8_e4m3fn), scale
+    codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
     if kind == "mxfp4":
-        return torch.randint(0, 256, (n, k // 2), dtype=torch.uint8), scale
-    codes = torch.randint(0, 256, (n, k), dtype=torch.uint8)
-    codes[codes & 127 == 127] = 0  # NaN
-    return codes.view(torch.float8_e4m3fn), scale
+        return codes, scale
+    return codes, (scale - 80).view(torch.float8_e4m3fn), torch.tensor(0.037)
 
 
-def values_of(weight: Any, scale: Any) -> Any:
-    """Read a weight by the formats' definitions, float64 [n, k]."""
+def elements_of(kind: str, weight: Any) -> Any:
+    """Read the elements of a weight, float64 [n, k]."""
     import torch
 
-    from tests.patches.probes import marlin_layout, mxfp8_moe_reference
+    from tests.patches.probes import marlin_layout
 
-    if weight.dtype == torch.int8:
-        return weight.to(torch.float64) * scale.to(torch.float64).repeat_interleave(64, 1)
-    form = marlin_layout if weight.dtype == torch.uint8 else mxfp8_moe_reference
-    return form.dense(weight, scale)
+    if kind.endswith("fp4"):
+        return marlin_layout.E2M1[torch.stack([weight & 15, weight >> 4], -1).flatten(-2).long()]
+    return weight.to(torch.float64)
+
+
+def values_of(kind: str, weight: Any, scale: Any = None, *factor: Any) -> Any:
+    """Read a weight by the format's definition, float64 [n, k]."""
+    import torch
+
+    if kind == "lossless":
+        return weight.to(torch.float64)
+    scale = scale.to(torch.float64)
+    factors = torch.exp2(scale - 127) if kind.startswith("mx") else scale
+    values = elements_of(kind, weight) * factors.repeat_interleave(BLOCKS[kind], 1)
+    return values * factor[0].to(torch.float64) if factor else values
 
 
 def error_of(ours: Any, wanted: Any) -> float:
@@ -280,9 +302,10 @@ def fake_shape(function: Callable[..., Any], *arguments: Any) -> list[int]:
     """Return the shape that an operator's fake gives."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils import _pytree
 
     with FakeTensorMode() as mode:
-        faked = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+        faked = _pytree.tree_map_only(torch.Tensor, mode.from_tensor, arguments)
         return list(function(*faked).shape)
 
 
@@ -320,7 +343,7 @@ def mx_layer(form: str, layer: int = 0, power: int = 0) -> Any:
     made = ReplicatedLinear(
         128, 48, params_dtype=dtype, quant_config=config, prefix=name, disable_tp=True
     )
-    assert made.quant_method.form == form
+    assert made.quant_method.form.name == form
     initialize_online_processing(made)  # as the model does once there is a bias
     torch.set_default_dtype(dtype)
     try:

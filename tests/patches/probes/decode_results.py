@@ -5,7 +5,9 @@ from typing import Any
 from unittest import mock
 
 from tests.patches.probes.decode_device import (
+    BLOCKS,
     configured,
+    elements_of,
     error_of,
     fake_shape,
     forget,
@@ -15,33 +17,51 @@ from tests.patches.probes.decode_device import (
     values_of,
 )
 
+UNITS = {"mxfp4": 126, "mxfp8": 120, "int8": 133, "int6": 133, "nvfp4": 126}
+"""How far below a weight's value the BF16 number is that the kernels read for it."""
+
 
 def packing(places: dict[str, Any]) -> dict[str, Any]:
-    """Whether the packing puts every code where dense.cuh's own functions put it."""
+    """Whether the packing puts every code where dense.cuh's own functions put it, and whether its
+    lanes read a BF16 number that is what the code stands for times a power of two."""
     import torch
-    from vllm_sparkforge.decode import dense
+    from vllm_sparkforge.mx import lossless, tiles
+    from vllm_sparkforge.mx.table import FORMATS
 
     same = {}
     for kind, table in places["packed"].items():
-        n, k, each = table["n"], table["k"], 2 if kind == "mxfp4" else 1
+        n, k, pack = table["n"], table["k"], FORMATS[kind].pack
         codes = torch.tensor(table["codes"], dtype=torch.uint8).view(n, k)
-        if kind == "int8":
-            weight = torch.where(codes > 127, 128 - codes.to(torch.int16), codes).to(torch.int8)
-            bits = torch.tensor(table["scales"], dtype=torch.int16).view(n, k // 64)
-            scale = bits.view(torch.bfloat16)
+        scale = torch.tensor(table["scales"], dtype=torch.int16).view(n, k // BLOCKS[kind])
+        if kind.startswith("int"):  # sign and magnitude
+            sign = 1 << int(kind[-1]) - 1
+            weight = torch.where(codes >= sign, sign - codes.to(torch.int16), codes).to(torch.int8)
+            scale = scale.view(torch.bfloat16)
         else:
-            scale = torch.tensor(table["scales"], dtype=torch.uint8).view(n, k // 32)
-            weight = codes[:, ::2] | codes[:, 1::2] << 4 if each == 2 else codes
-            if each == 1:
-                weight = weight.view(torch.float8_e4m3fn)
-        dense._PACKED_ELEMS = 1  # a block at a time
-        words, scales = dense.pack(weight, scale)
+            scale = scale.to(torch.uint8)
+            pairs = codes[:, ::2] | codes[:, 1::2] << 4
+            weight = codes.view(torch.float8_e4m3fn) if kind == "mxfp8" else pairs
+        tensors = [weight, scale, *([torch.tensor(1.0)] if kind == "nvfp4" else [])]
+        tiles._PACKED_ELEMS = 1  # a block at a time
+        words, scales, *_ = pack(*tensors)
         same[f"{kind} weights"] = words.flatten().tolist() == table["words"]
-        plain = scales.view(torch.int16) if kind == "int8" else scales
+        plain = scales.view(torch.int16) if kind.startswith("int") else scales
         same[f"{kind} scales"] = plain.flatten().tolist() == table["packed_scales"]
-        dense._PACKED_ELEMS = 8 << 20
-        again = dense.pack(weight, scale)
+        tiles._PACKED_ELEMS = 8 << 20
+        again = pack(*tensors)
         same[f"{kind} at once"] = bool((again[0] == words).all() and (again[1] == scales).all())
+        read = (torch.tensor(table["read"], dtype=torch.int32) << 16).view(torch.float32)
+        found = read.to(torch.float64).view(16, 64) * 2.0 ** UNITS[kind]
+        wanted = elements_of(kind, weight)[:16, :64]
+        same[f"{kind} read"] = bool(((found == wanted) | wanted.isnan()).all())
+    table = places["lossless"]
+    n, k = table["n"], table["k"]
+    code = torch.tensor(table["codes"], dtype=torch.int32).view(n, k)
+    operand = code >> 11 << 15 | code & 2047
+    same["lossless read"] = operand[:16, :64].flatten().tolist() == table["read"]
+    bits = operand + (90 << 7) * (code & 2047 != 0)
+    words, _, _ = lossless.encode(bits.to(torch.int16).view(torch.bfloat16))
+    same["lossless weights"] = words.flatten().tolist() == table["words"]
     return same
 
 
@@ -80,37 +100,38 @@ def dense_layers(launches: Any) -> dict[str, Any]:
     """Errors of the MX operator against the definition, and the kernels that it launched."""
     import torch
     from vllm_sparkforge.decode import dense, module
+    from vllm_sparkforge.mx.table import FORMATS, LOSSLESS
 
     result = {}
-    for kind in ("mxfp4", "mxfp8", "int8"):
+    for kind in (*BLOCKS, "lossless"):
         for name, (n, k, counts) in SHAPES.items():
-            weight, scale = random_weight(kind, n, k)
-            packed, values = dense.pack(weight, scale), values_of(weight, scale)
+            tensors = random_weight(kind, n, k)
+            packed, values = FORMATS.get(kind, LOSSLESS).pack(*tensors), values_of(kind, *tensors)
             bias = torch.randn(n).to(torch.bfloat16)
             for count in counts:
                 launches.names.clear()
                 # not contiguous, and not on a boundary of 16 bytes
                 x = torch.randn(count, k + 1).to(torch.bfloat16)[:, 1:]
-                out = dense.mx_linear(x, *packed, bias, n)
+                out = dense.mx_linear(x, kind, packed, bias, n)
                 wanted = x.to(torch.float64) @ values.T + bias.to(torch.float64)
                 result[f"{kind} {name} {count}"] = {
                     "error": error_of(out, wanted) if count else 0.0,
                     "shape": list(out.shape),
                     "launches": list(launches.names),
-                    "fake": fake_shape(dense.mx_linear, x, *packed, bias, n),
+                    "fake": fake_shape(dense.mx_linear, x, kind, packed, bias, n),
                 }
 
     def one(n: int, k: int, x: Any) -> dict[str, Any]:
         """Without a bias."""
         weight, scale = random_weight("mxfp4", n, k)
-        packed = dense.pack(weight, scale)
+        packed = FORMATS["mxfp4"].pack(weight, scale)
         launches.names.clear()
-        out = dense.mx_linear(x, *packed, None, n)
+        out = dense.mx_linear(x, "mxfp4", packed, None, n)
         return {
-            "error": error_of(out, x.to(torch.float64) @ values_of(weight, scale).T),
+            "error": error_of(out, x.to(torch.float64) @ values_of("mxfp4", weight, scale).T),
             "shape": list(out.shape),
             "launches": list(launches.names),
-            "fake": fake_shape(dense.mx_linear, x, *packed, None, n),
+            "fake": fake_shape(dense.mx_linear, x, "mxfp4", packed, None, n),
         }
 
     def random(*shape: int) -> Any:

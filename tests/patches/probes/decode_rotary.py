@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+from tests.patches.probes.decode_contract import stored
 from tests.patches.probes.decode_device import (
     SPOILS,
     configured,
@@ -30,12 +31,20 @@ BACKENDS = {
 }
 
 
-def _write(keys: Any, values: Any, key_cache: Any, value_cache: Any, slots: Any, *_: Any) -> None:
+def _write(
+    keys: Any, values: Any, key_cache: Any, value_cache: Any, slots: Any, dtype: str, *scales: Any
+) -> None:
     """What the kernels that the backends call do: rows beyond the slots only pad."""
+    import torch
+
+    form = torch.float8_e4m3fn if dtype == "fp8" else torch.bfloat16
     for row, slot in enumerate(slots.tolist()):
         if slot >= 0:
             at = divmod(slot, key_cache.shape[1])
-            key_cache[at], value_cache[at] = keys[row], values[row]
+            for cache, given, scale in zip(
+                (key_cache, value_cache), (keys, values), scales, strict=True
+            ):
+                cache.view(form)[at] = stored(given[row], form, scale)
 
 
 @contextmanager
@@ -55,14 +64,15 @@ def _writers(write: Callable[..., None] = _write) -> Iterator[None]:
         yield
 
 
-def _cache(order: str) -> Any:
+def _cache(order: str, dtype: str = "auto") -> Any:
     import torch
 
     if order == "heads first":
         cache = torch.randn(BLOCKS, KV_HEADS, BLOCK, 2 * SIZE)
     else:
         cache = torch.randn(BLOCKS, BLOCK, KV_HEADS, 2 * SIZE).transpose(1, 2)
-    return cache.to(torch.bfloat16)
+    cache = cache.to(torch.bfloat16)
+    return cache.to(torch.float8_e4m3fn).view(torch.uint8) if dtype == "fp8" else cache
 
 
 def places(asked: Any) -> dict[str, bool]:
@@ -118,8 +128,11 @@ def _model(*layers: Any) -> Any:
     return types.SimpleNamespace(layers=blocks, start_layer=0, end_layer=len(blocks))
 
 
-def _make(option: str) -> tuple[Any, Any, list[str]]:
-    """Return gpt-oss's attention layer as a loader makes it, its configuration, and the log."""
+def _make(option: str, dtype: str = "auto") -> tuple[Any, Any, list[str]]:
+    """Return gpt-oss's attention layer as a loader makes it, its configuration, and the log.
+
+    ``dtype`` is the cache's; in FP8 its scales are not one, as calibration may leave them.
+    """
     import torch
     from vllm.config import CompilationMode
     from vllm.model_executor.models.gpt_oss import OAIAttention
@@ -148,6 +161,7 @@ def _make(option: str) -> tuple[Any, Any, list[str]]:
         config.model_config.is_mm_prefix_lm = False
         config.model_config.rswa_window = None
         config.attention_config.backend = AttentionBackendEnum.TRITON_ATTN
+        config.cache_config.cache_dtype = dtype
         # as it is by default; nothing is compiled
         config.compilation_config.mode = CompilationMode.VLLM_COMPILE
         config.compilation_config.splitting_ops = None
@@ -160,13 +174,19 @@ def _make(option: str) -> tuple[Any, Any, list[str]]:
             for parameter in layer.parameters():
                 parameter.requires_grad_(requires_grad=False).copy_(torch.randn(parameter.shape))
             layer.attn.process_weights_after_loading(torch.bfloat16)
+            if dtype == "fp8":
+                layer.attn._q_scale.fill_(0.03)
+                layer.attn._k_scale.fill_(0.02)
+                layer.attn._v_scale.fill_(0.05)
+                quant = layer.attn.query_quant
+                quant._forward_method = quant.forward_native  # vLLM's operator is not here
         finally:
             torch.set_default_dtype(torch.float32)
     return layer, config, [line for line in lines if "Decode kernels" in line]
 
 
 def _attend(*given: Any, output: Any, **_: Any) -> None:
-    output.copy_(given[1])
+    output.copy_(given[1].to(output.dtype))
 
 
 def _run(layer: Any, config: Any, x: Any, positions: Any, cache: Any, slots: Any) -> Any:
@@ -184,23 +204,29 @@ def compute(launches: Any) -> dict[str, Any]:
     import torch
     from vllm_sparkforge.decode import rotary as ours
 
-    layer, config, said = _make("auto")
-    usual, off, nothing = _make("off")
-    usual.load_state_dict(layer.state_dict())
-    # what torch.compile traces; vLLM's CUDA operator is not here
-    embedding = usual.rotary_emb
-    embedding._forward_method = lambda positions, queries, keys: embedding.forward_static(
-        positions, queries, keys, SIZE, SIZE, embedding.cos_sin_cache, True
-    )
-    result: dict[str, Any] = {"said": [said, nothing]}
+    def pair(dtype: str) -> tuple[Any, Any, Any, Any, list[list[str]]]:
+        layer, config, said = _make("auto", dtype)
+        usual, off, nothing = _make("off", dtype)
+        usual.load_state_dict(layer.state_dict())
+        # what torch.compile traces; vLLM's CUDA operator is not here
+        embedding = usual.rotary_emb
+        embedding._forward_method = lambda positions, queries, keys: embedding.forward_static(
+            positions, queries, keys, SIZE, SIZE, embedding.cos_sin_cache, True
+        )
+        return layer, config, usual, off, [said, nothing]
 
-    def call(rows: int, order: str, given: str = "all") -> dict[str, Any]:
+    pairs = {dtype: pair(dtype) for dtype in ("auto", "fp8")}
+    result: dict[str, Any] = {"said": {dtype: made[-1] for dtype, made in pairs.items()}}
+    layer = pairs["auto"][0]
+
+    def call(rows: int, order: str, given: str = "all", dtype: str = "auto") -> dict[str, Any]:
+        layer, config, usual, off, _ = pairs[dtype]
         x = torch.randn(rows, HIDDEN).to(torch.bfloat16)
         positions = torch.randint(0, 131072, (rows,))
         slots = torch.randperm(BLOCKS * BLOCK)[:rows]
         slots[1:2] = -1
         slots = {"all": slots, "fewer": slots[: rows - 1], "none": None}[given]
-        before = _cache(order)
+        before = _cache(order, dtype)
         caches = before.clone(), before.clone()
         launches.names.clear()
         found = _run(layer, config, x, positions, caches[0], slots)
@@ -209,9 +235,11 @@ def compute(launches: Any) -> dict[str, Any]:
         assert launches.names == names  # the usual layer has no such launch
         written = (caches[1] != before).any(-1)
         values = [each[..., SIZE:] for each in caches]
+        form = torch.bfloat16 if dtype == "auto" else torch.float8_e4m3fn
+        read = [each.view(form).to(torch.float64) for each in caches]
         return {
             "launches": names,
-            "errors": [error_of(found, wanted), error_of(*caches)] if rows else [],
+            "errors": [error_of(*pair) for pair in ((found, wanted), read)] if rows else [],
             "values": bool(torch.equal(*values)),
             "others": bool(torch.equal(caches[0][~written], before[~written])),
             "written": int(written.sum()),
@@ -220,6 +248,11 @@ def compute(launches: Any) -> dict[str, Any]:
     counts = (0, 1, 2, 5, 8, 9, 40)
     for order in ("heads first", "slots first"):
         result[order] = {rows: call(rows, order) for rows in counts}
+    result["fp8"] = {
+        f"{rows}, {order}": call(rows, order, dtype="fp8")
+        for rows in (1, 5, 9)
+        for order in ("heads first", "slots first")
+    }
     result["rows without slots"] = {rows: call(rows, "heads first", "fewer") for rows in (1, 3, 9)}
     result["no cache yet"] = call(3, "heads first", "none")
 
@@ -227,16 +260,27 @@ def compute(launches: Any) -> dict[str, Any]:
     with torch._subclasses.FakeTensorMode() as mode:
         fake = ours._decode_rotate_and_cache_fake(mode.from_tensor(qkv), None, HEADS, "")
     result["fake"] = [list(fake.shape), str(fake.dtype), fake.stride()]
-    slots = torch.arange(5)
+    slots, table, scales = torch.arange(5), layer.rotary_emb.cos_sin_cache, (torch.ones(2),) * 2
     for name, wrong in {
         "the last dimension": _cache("heads first").transpose(2, 3),
         "an odd stride": torch.zeros(2, 2, 16, 132, dtype=torch.bfloat16)[..., :128],
         "an odd address": torch.zeros(2, 2, 16, 136, dtype=torch.bfloat16)[..., 1:129],
+        "a scale a head": _cache("heads first", "fp8"),
     }.items():
         try:
-            ours.rotate_and_cache(qkv, slots, layer.rotary_emb.cos_sin_cache, HEADS, wrong, slots)
+            ours.rotate_and_cache(qkv, slots, table, HEADS, wrong, slots, scales)
         except ValueError as error:
             result[name] = str(error)
+
+    # In eager mode the embedding's table is replaced. Sleep (level 2) keeps no memory but what
+    # named buffers have.
+    layer.rotary_emb.cos_sin_cache = table.bfloat16()
+    saved = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+    table.zero_()
+    for name, buffer in layer.named_buffers():
+        buffer.data.copy_(saved[name])
+    result["after sleep"] = call(5, "heads first")
+    layer.rotary_emb.cos_sin_cache = table
 
     forget()
     launches.spoil = SPOILS["3 % too large"]
@@ -263,7 +307,7 @@ def refused() -> dict[str, Any]:
     changed: dict[str, Callable[[Any], tuple[Any, str, Any]]] = {
         "fits": lambda _: (attention, "num_heads", 8),
         "float16": lambda c: (c.model_config, "dtype", torch.float16),
-        "an FP8 cache": lambda _: (attention, "kv_cache_torch_dtype", torch.uint8),
+        "a cache in E5M2": lambda _: (attention, "kv_cache_dtype", "fp8_e5m2"),
         "another backend": lambda _: (attention, "attn_backend", backend),
         "an encoder": lambda _: (attention, "attn_type", "encoder_only"),
         "another layer's cache": lambda _: (attention, "kv_sharing_target_layer_name", "x"),

@@ -25,14 +25,17 @@ from tests.patches.probes import (
     decode_cache,
     decode_experts,
     decode_half,
+    decode_lossless,
     decode_metrics,
     decode_parts,
     decode_results,
     decode_rotary,
     decode_row_major,
     decode_selfcheck,
+    decode_trial,
 )
 from tests.patches.probes.decode_device import (
+    BLOCKS,
     Named,
     configured,
     emulate,
@@ -74,12 +77,12 @@ def _selection(capability: str, folder: Path, out: Path) -> None:
         forget()
         packed = []
         with configured(option) as config, logged() as lines:
-            for form in ("mxfp4", "mxfp8", "int8"):
+            for form in BLOCKS:
                 config.additional_config["sparkforge"]["mxfp4_layers"] = f"qkv={form}"
                 with decode_cache.marlin() as reached:
                     layer = mx_layer(form)
                 packed.append(layer.weight.dtype == torch.int32)
-                assert reached == ([] if packed[-1] or form == "int8" else [form])
+                assert reached == ([] if packed[-1] or form.startswith("int") else [form])
         names = [line.split()[2] for line in lines if line.startswith("INFO: Using ")]
         off = [line.split("Decode kernels ")[1] for line in lines if "kernels are off" in line]
         with configured(option) as config:
@@ -170,6 +173,7 @@ def _compute(asked: dict[str, Any], folder: Path, out: Path) -> None:
     steps: dict[str, Callable[[Any], Any]] = {
         "dense": decode_results.dense_layers,
         "bf16": decode_results.bf16_layers,
+        "lossless": decode_lossless.lossless_layers,
         "head": decode_results.head,
         "experts": decode_experts.experts,
         "row_major": decode_row_major.row_major,
@@ -181,6 +185,7 @@ def _compute(asked: dict[str, Any], folder: Path, out: Path) -> None:
         "cache": decode_cache.cache,
         "metrics": decode_metrics.metrics,
         "parts": decode_parts.parts,
+        "trial": decode_trial.trial,
     }
     for name, step in steps.items():
         try:

@@ -39,33 +39,28 @@ def formats() -> dict[str, Any]:
     return found
 
 
-def compensated() -> dict[str, list[float]]:
-    """Squared error of the product, rounded to nearest and against correlated inputs."""
-    weight = torch.randn(48, 64).mul_(0.02).bfloat16()
-    x = torch.randn(512, 64) @ torch.randn(64, 64)
-    found = {}
-    for name in ("INT8, BF16 a 64", "FP4, E4M3 a 16, searched", "NL4, E4M3 a 16, searched"):
-        blocks = quantisers.BLOCKS[name]
-        both = (blocks(weight), trained.compensated(weight, x.T @ x, blocks))
-        found[name] = [error(x @ one.float().T, x @ weight.float().T) for one in both]
-    return found
-
-
 def patterns() -> dict[str, Any]:
-    """Every BF16 pattern in 12 bits: tiles of 1024 neighbours, and shuffled."""
+    """Every BF16 pattern in 12 bits: tiles of 1024 neighbours, shuffled ones, and exponents of a
+    few sizes in a tile; in slices of two tiles, the last row of tiles not full."""
     bits = torch.arange(65536, dtype=torch.int32).to(torch.int16)
     neighbours = bits.view(8, 8, 16, 64).transpose(1, 2).reshape(128, 512)
     found = {}
+    kept, lossless._SLICE_ELEMS = lossless._SLICE_ELEMS, 2048
     for name, some in (
         ("neighbours", neighbours),
-        ("shuffled", bits[torch.randperm(65536)].view(64, 1024)),
+        ("shuffled", bits[torch.randperm(65536)].view(64, 1024)[:-3]),
+        ("ranges", (torch.randn(75, 192) * 2.0 ** torch.randint(-140, 120, (75, 1))).bfloat16()),
+        ("small", (torch.randn(75, 192) * 2.0**-126).bfloat16()),
     ):
-        packed = lossless.encode(some.contiguous().view(torch.bfloat16))
+        weight = some.contiguous().view(torch.bfloat16)
+        packed = lossless.encode(weight)
+        decoded = lossless.decode(packed)
         found[name] = {
-            "equal": torch.equal(lossless.decode(packed).view(torch.int16), some),
-            "listed": len(packed.places),
-            "bits": packed.bits,
+            "equal": torch.equal(decoded.view(torch.int16), weight.view(torch.int16)),
+            "listed": lossless.num_listed(packed),
+            "bits": lossless.bits_each(packed),
         }
+    lossless._SLICE_ELEMS = kept
     return found
 
 
@@ -99,7 +94,6 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     answers = {
         "formats": formats(),
-        "compensated": compensated(),
         "patterns": patterns(),
         "permuted": permuted(),
     }

@@ -4,7 +4,7 @@ usage: python -m tests.patches.probes.probe_marlin_padding IN.json OUT.json
 
 IN holds "sizes", a list of [hidden, intermediate] to round up, and "layers", a list of
 {hidden, intermediate, experts, top_k, tokens, ranks, seed}; "experts", a list of [backend, hidden,
-intermediate], and "dense", of [rows, columns], to round up, too. OUT holds, in the same order, the
+intermediate], to round up, too. OUT holds, in the same order, the
 rounded sizes, and of each layer the rounded sizes, the relative error of its output against the
 unpadded checkpoint in float64, and the GEMMs that were asked for.
 
@@ -215,7 +215,6 @@ def main() -> None:
     fake_cuda.install(fake_cuda.Capability(12, 1))
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
-    from vllm.model_executor.layers.quantization.utils.marlin_utils import marlin_padded_nk
 
     config = VllmConfig()
     config.model_config = types.SimpleNamespace(
@@ -235,7 +234,6 @@ def main() -> None:
             ],
             "layers": [_layer(size) for size in asked["layers"]],
             "experts": [padded(name, *size) for name, *size in asked["experts"]],
-            "dense": [marlin_padded_nk(*shape, 32) for shape in asked["dense"]],
         }
     Path(sys.argv[2]).write_text(json.dumps(answers), encoding="utf-8")
 

@@ -124,6 +124,7 @@ def quantizers(request: dict[str, Any], out: Path) -> Any:
     import numpy as np
     import torch
     from vllm_sparkforge.mx import formats
+    from vllm_sparkforge.mx.table import FORMATS
 
     # The second round cuts the weights into many slices, the last one shorter.
     for suffix, slice_elems, threads in (("", 1 << 24, 1), ("-otherwise", 1000, 3)):
@@ -132,15 +133,12 @@ def quantizers(request: dict[str, Any], out: Path) -> Any:
         for name, path in request["weights"].items():
             dtype = torch.bfloat16 if name == "bfloat16" else torch.float32
             weight = torch.from_numpy(np.load(path)).to(dtype)
-            packed, scales = formats.mxfp4_quantize(weight)
-            np.save(out / f"{name}-mxfp4{suffix}.npy", packed.numpy())
-            np.save(out / f"{name}-mxfp4-scales{suffix}.npy", scales.numpy())
-            values, scales = formats.mxfp8_quantize(weight)
-            np.save(out / f"{name}-mxfp8{suffix}.npy", values.view(torch.uint8).numpy())
-            np.save(out / f"{name}-mxfp8-scales{suffix}.npy", scales.numpy())
-            values, scales = formats.int8_quantize(weight)
-            np.save(out / f"{name}-int8{suffix}.npy", values.numpy())
-            np.save(out / f"{name}-int8-scales{suffix}.npy", scales.float().numpy())
+            for form in FORMATS.values():
+                values, scales, *_ = form.quantise(weight)
+                plain = values.view(torch.uint8).numpy()
+                np.save(out / f"{name}-{form.name}{suffix}.npy", plain)
+                scales = scales.float().numpy()
+                np.save(out / f"{name}-{form.name}-scales{suffix}.npy", scales)
     return {}
 
 
@@ -150,6 +148,7 @@ def linear(request: dict[str, Any], out: Path) -> Any:
     import numpy as np
     import torch
     from vllm_sparkforge.mx import cpu, formats
+    from vllm_sparkforge.mx.table import FORMATS
 
     codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
     scales = codes[:, None].expand(256, 8).contiguous()
@@ -169,21 +168,17 @@ def linear(request: dict[str, Any], out: Path) -> Any:
     x = torch.randn(2, 3, 64, dtype=torch.bfloat16)
     bias = torch.randn(100, dtype=torch.bfloat16)
     results: dict[str, Any] = {}
-    for name, quantize, expand in (
-        ("mxfp4", formats.mxfp4_quantize, formats.mxfp4_dequantize),
-        ("mxfp8", formats.mxfp8_quantize, formats.mxfp8_dequantize),
-        ("int8", formats.int8_quantize, formats.int8_dequantize),
-    ):
-        weight, scale = quantize(torch.randn(100, 64))
-        expected = x.double() @ expand(weight, scale).double().T + bias.double()
+    for form in FORMATS.values():
+        tensors = form.quantise(torch.randn(100, 64))
+        expected = x.double() @ form.dequantise(*tensors).double().T + bias.double()
         errors = []
         for slice_elems in (cpu._SLICE_ELEMS, 700):
             with mock.patch.object(cpu, "_SLICE_ELEMS", slice_elems):
-                actual = cpu.mx_linear(x, weight, scale, bias)
+                actual = cpu.mx_linear(x, form.name, tensors, bias)
             assert actual.shape == (2, 3, 100), actual.shape
             assert actual.dtype == torch.bfloat16, actual.dtype
             errors.append(float((actual - expected).norm() / expected.norm()))
-        results[name] = errors
+        results[form.name] = errors
     return results
 
 
@@ -237,7 +232,7 @@ def make_head(config: Any, vocab: int = 264) -> Any:
 
 
 def head_form(config: Any) -> str:
-    form: str = make_head(config).quant_method.form
+    form: str = make_head(config).quant_method.form.name
     return form
 
 
@@ -328,7 +323,11 @@ def options(request: dict[str, Any], out: Path) -> Any:
         "command line": from_command_line(request["command line"]),
         "no option": from_command_line([]),
         "graphs": [
-            compiled_as(layers) for layers in ("", "qkv", "qkv=mxfp8", "qkv=int8", "lm_head", "qkv")
+            compiled_as(layers)
+            for layers in (
+                *("", "qkv", "qkv=mxfp8", "qkv=int8", "qkv=int6", "qkv=nvfp4", "lm_head"),
+                *("qkv=lossless", "qkv"),
+            )
         ],
         "linear": taken("qkv", quantization_config={"linear": "mxfp4"}),
         "other targets": taken("qkv", quantization_config={"targets": {"lm_head": "mxfp8"}}),
@@ -340,10 +339,11 @@ def shards(request: dict[str, Any], out: Path) -> Any:
     """Heads of made-up ranks, loaded the way a model loads them."""
     import numpy as np
     import torch
+    from vllm_sparkforge.mx.table import FORMATS
 
     results: dict[str, Any] = {}
     weight = torch.from_numpy(np.load(request["head"])).to(torch.bfloat16)
-    for fmt in ("mxfp4", "mxfp8", "int8"):
+    for fmt in FORMATS:
         for ranks in request["ranks"]:
             layers = []
             with engine_config(request["checkpoint"], f"lm_head={fmt}") as config:
@@ -373,11 +373,12 @@ def selectors(request: dict[str, Any], out: Path) -> Any:
     """The kernels on this CPU, and on a platform where vLLM's only one expands weights to BF16."""
     from vllm.platforms import PlatformEnum, current_platform
     from vllm_sparkforge.mx.linear import MxLinearMethod
+    from vllm_sparkforge.mx.table import FORMATS
 
     def kind() -> str:
         # without the constructor, which asks for a whole engine configuration
         method: Any = object.__new__(MxLinearMethod)
-        method.form = "mxfp4"
+        method.form = FORMATS["mxfp4"]
         return type(method._kernel((5120, 2880))).__name__
 
     here, results = type(current_platform), {}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sparkforge.check import quality
+from sparkforge.check.divergence import divergence
 
 
 def logs(*probabilities: float) -> dict[int, float]:
@@ -19,23 +20,23 @@ def logs(*probabilities: float) -> dict[int, float]:
 
 
 def test_divergence_is_kullback_leibler() -> None:
-    kl, covered = quality.divergence(logs(0.5, 0.25, 0.25), logs(0.25, 0.5, 0.25))
+    kl, covered = divergence(logs(0.5, 0.25, 0.25), logs(0.25, 0.5, 0.25))
     assert kl == pytest.approx(0.5 * math.log(2) - 0.25 * math.log(2))
     assert covered == pytest.approx(1)
     p, q = logs(0.9, 0.1), logs(0.5, 0.5)
-    assert quality.divergence(p, q)[0] == pytest.approx(0.9 * math.log(1.8) + 0.1 * math.log(0.2))
-    assert quality.divergence(p, p)[0] == 0
+    assert divergence(p, q)[0] == pytest.approx(0.9 * math.log(1.8) + 0.1 * math.log(0.2))
+    assert divergence(p, p)[0] == 0
 
 
 def test_unreturned_tokens_count_as_one() -> None:
     p, q = logs(0.6, 0.2, 0.1, 0.1), logs(0.3, 0.4, 0.15, 0.15)
-    kl, covered = quality.divergence({0: p[0]}, {0: q[0], 2: q[2]})
+    kl, covered = divergence({0: p[0]}, {0: q[0], 2: q[2]})
     assert covered == pytest.approx(0.6)
     assert kl == pytest.approx(0.6 * math.log(2) + 0.4 * math.log(0.4 / 0.7))
     # disjoint tokens give a finite divergence
-    kl, covered = quality.divergence({0: 0.0}, {1: 0.0})
+    kl, covered = divergence({0: 0.0}, {1: 0.0})
     assert (covered, kl) == (0, 0)
-    assert 5 < quality.divergence({0: math.log(0.5)}, {0: 0.0})[0] < 10
+    assert 5 < divergence({0: math.log(0.5)}, {0: 0.0})[0] < 10
 
 
 def test_divergence_is_a_lower_bound() -> None:
@@ -45,11 +46,11 @@ def test_divergence_is_a_lower_bound() -> None:
         whole = sum(math.exp(p[t]) * (p[t] - q[t]) for t in p)
         for top in (1, 5, 20, 40):
             named = [dict(sorted(d.items(), key=lambda i: -i[1])[:top]) for d in (p, q)]
-            assert quality.divergence(*named)[0] <= whole + 1e-4
+            assert divergence(*named)[0] <= whole + 1e-4
             # the servers return the scored token, too, however unlikely it is
             scored = max(p, key=p.__getitem__)
             named = [{**one, scored: d[scored]} for one, d in zip(named, (p, q), strict=True)]
-            kl, _ = quality.divergence(*named)
+            kl, _ = divergence(*named)
             assert kl <= whole + 1e-4
         assert kl == pytest.approx(whole, abs=1e-4)  # all 40 are named
 

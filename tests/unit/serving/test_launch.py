@@ -120,7 +120,11 @@ def test_options_are_those_of_profile_target_and_user(monkeypatch: Patch, tmp_pa
     [(None, "--max-num-seqs 3"), ("fast", "--max-num-seqs 3 --mxfp4-layers qkv,o"), ("", "")],
 )
 def test_a_choice_of_the_images_profile(
-    monkeypatch: Patch, tmp_path: Path, chosen: str | None, words: str
+    monkeypatch: Patch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    chosen: str | None,
+    words: str,
 ) -> None:
     choices = {"exact": {}, "fast": {"mxfp4_layers": "qkv,o"}}
     profile(tmp_path, choices=choices, choice="exact", max_num_seqs=3)
@@ -128,6 +132,10 @@ def test_a_choice_of_the_images_profile(
     if chosen is not None:
         monkeypatch.setenv("SPARKFORGE_PROFILE", chosen)
     assert plan_of(monkeypatch, []).command[7:] == words.split()
+    said = capsys.readouterr()
+    assert ("MXFP4, as before: --mxfp4-layers qkv,o,lm_head" in said.out + said.err) == (
+        chosen == "fast"
+    )
     monkeypatch.setenv("SPARKFORGE_PROFILE", "fats")
     assert main([]) == EX_CONFIG
 

@@ -47,6 +47,8 @@ def test_the_image_reads_every_profile_that_a_build_writes(tmp_path: Path) -> No
     [
         ([], [], "moe experts"),
         (["--mxfp4-layers", "qkv,o"], [], "moe experts linear"),
+        (["--mxfp4-layers", "qkv=lossless,o=lossless,moe"], [], "moe experts"),
+        (["--mxfp4-layers", "qkv=lossless,o=int6"], [], "moe experts linear"),
         (["--mxfp4-layers", "qkv", "--mxfp4-layers", "moe"], [], "moe experts"),
         (["--mxfp4-layers", "qkv"], ["--linear-backend", "torch"], "moe experts"),
         (["--mxfp4-layers", "qkv"], ["--moe-backend=triton"], "linear"),
@@ -86,12 +88,15 @@ attention TRITON_ATTN [cuda.py:527] Using TRITON_ATTN attention backend out of p
 linear MARLIN [__init__.py:995] Using MarlinMxFp4LinearKernel for MXFP4 GEMM
 linear FLASHINFERCUTLASS [a.py:9] Using FlashInferCutlassMxfp8LinearKernel for MXFP8 GEMM
 linear EXPANDED [linear.py:9] Using ExpandedInt8LinearKernel for INT8 GEMM
+linear DECODE [linear.py:9] Using DecodeInt6LinearKernel for INT6 GEMM
+linear MARLIN [linear.py:9] Using MarlinNvFp4LinearKernel for NVFP4 GEMM
+linear DECODE [linear.py:9] Using DecodeLosslessLinearKernel for LOSSLESS GEMM
 experts DECODE [selfcheck.py:93] Decode kernels are used for MXFP4 experts 128 x 2880 x 2880: they
 experts DECODE [selfcheck.py:109] Decode kernels for MXFP4 experts are switched off. They failed
 experts MARLIN [experts.py:231] Decode kernels are not used for MXFP4 experts: LoRA is enabled.
 experts MARLIN [module.py:133] Decode kernels are off: there are none for this device.
 - - [selfcheck.py:93] Decode kernels are used for MXFP4 5120 x 2880: they
-- - [__init__.py:1206] Using MarlinNvFp4LinearKernel for NVFP4 GEMM
+- - [__init__.py:1206] Using MarlinFP8ScaledMMLinearKernel for FP8 GEMM
 """
 
 

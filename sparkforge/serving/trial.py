@@ -1,0 +1,101 @@
+"""The trial of our plugin's kernels, before anything is downloaded.
+
+A kernel may fault or hang on a device that nobody has tried, so the plugin runs each in a process
+of its own, with a deadline (``python -m vllm_sparkforge.trial``). The server gets what failed as an
+option, and does not use it. Where CUTLASS's experts are right and faster, it gets these, too.
+"""
+
+import importlib.util
+import io
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparkforge.serving import health, options, supervise
+from sparkforge.serving.options import StartError, say
+
+MODULE, FAILED = "vllm_sparkforge", "--failed-kernels"
+NAME = "trial"  # of the file that has the last verdict
+
+
+def plan(real: Sequence[str], variables: Mapping[str, str], *, choose: bool) -> dict[str, Any]:
+    """Return what is to be tried for a server with these options; nothing where it is empty."""
+    ours = json.loads(options.value(options.for_plugin(real), options.CONFIG) or "{}")
+    given = ours.get(options.KEY, {})
+    plugins = variables.get("VLLM_PLUGINS")
+    loaded = plugins is None or options.KEY in plugins.split(",")
+    there = loaded and importlib.util.find_spec(MODULE) is not None
+    if not there or given.get("decode_kernels") == "off":
+        return {}
+    backend = (options.value(real, "--moe-backend") or "auto").lower().replace("-", "_")
+    cache = options.value(real, "--kv-cache-dtype") or "auto"
+    found = {"options": given, "moe_backend": backend, "kv_cache_dtype": cache}
+    return {**found, "choose": choose}
+
+
+def run(
+    asked: Mapping[str, Any],
+    variables: Mapping[str, str],
+    signals: supervise.Signals,
+    driver: str,
+    file: Path | None,
+) -> dict[str, Any]:
+    """Return the plugin's verdict, from a file where the same was asked before.
+
+    Raises StartError where ``--decode-kernels on`` cannot be met, StoppedError after a signal.
+    """
+    question = [driver, asked]
+    kept = json.loads(file.read_text()) if file is not None and file.exists() else {}
+    if kept.get("asked") == question:
+        verdict = kept["verdict"]
+        say(f"trial: as before; failed: {', '.join(verdict['failed']) or 'none'}")
+    else:
+        verdict = _verdict([sys.executable, "-m", f"{MODULE}.trial"], asked, variables, signals)
+        if file is not None and verdict.get("keep"):
+            file.write_text(json.dumps({"asked": question, "verdict": verdict}), encoding="utf-8")
+    failed = ", ".join(verdict.get("failed", ()))
+    if failed and asked["options"].get("decode_kernels") == "on":
+        raise StartError(f"--decode-kernels on: these failed their trial: {failed}")
+    return dict(verdict)
+
+
+def _verdict(
+    command: Sequence[str],
+    asked: Mapping[str, Any],
+    variables: Mapping[str, str],
+    signals: supervise.Signals,
+) -> dict[str, Any]:
+    health.tell("trial of the kernels")
+    command = [*command, json.dumps(asked)]
+    say(f"trial: the kernels run in a process of their own: {shlex.join(command)}")
+    child = signals.child = supervise.start(command, variables)
+    verdict: dict[str, Any] = {}
+    assert child.stdout is not None
+    try:
+        with io.TextIOWrapper(child.stdout, "utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.startswith("verdict: "):
+                    verdict = json.loads(line.partition(" ")[2])
+                elif line.startswith("trial: "):
+                    say(options.shown(line))
+                else:
+                    print(line, end="", flush=True)
+        child.wait()
+    finally:
+        supervise.kill(child.pid)
+        signals.child = None
+    if signals.came:
+        raise supervise.StoppedError
+    if not verdict:
+        say(f"warning: trial: no verdict (exit code {child.returncode}); going on without")
+    return verdict
+
+
+def words(verdict: Mapping[str, Any]) -> list[str]:
+    """Return the server's options that follow."""
+    failed, backend = verdict.get("failed"), verdict.get("moe_backend")
+    found = [FAILED, ",".join(failed)] if failed else []
+    return [*found, "--moe-backend", backend] if backend else found
