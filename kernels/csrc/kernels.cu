@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 //
-// Kernels for a decode step of one to eight rows (dense: 16; add_norm and rotate_and_cache: any number),
-// under the names that kernels/vllm_sparkforge/decode loads. Each takes one struct.
+// Kernels for a decode step of one to 16 rows (add_norm and rotate_and_cache: any number), under the names
+// that kernels/vllm_sparkforge/decode loads. Each takes one struct.
+#include "dense.cuh"
+#include "layer.cuh"
 #include "rotary.cuh"
 #include "row_major.cuh"
 
@@ -66,10 +68,10 @@ EXPAND(lossless, Lossless)
 
 EXPERTS(1, 1, 2)
 EXPERTS(2, 1, 3)
-EXPERTS(4, 1, 3)
 EXPERTS(8, 2, 3)
+EXPERTS(16, 2, 3)
 
-// All of 2 to 8 rows: a block has one or two of them.
+// 2 to 8 rows, and up to 16: a block has one or two of them.
 #define ROW_MAJOR(NAME, TILES, ROWS)                                                                        \
   extern "C" __global__ void __launch_bounds__(256, BLOCKS_OF(3))                                           \
       experts_rows_gate_up_##NAME(experts::Operands o) {                                                    \
@@ -81,18 +83,13 @@ EXPERTS(8, 2, 3)
   }
 
 ROW_MAJOR(1, 1, 1)
-ROW_MAJOR(8, 2, 2)
+ROW_MAJOR(8, 2, 8)
+ROW_MAJOR(16, 2, 16)
 
-#define ROUTE(ROWS)                                                                                \
-  extern "C" __global__ void __launch_bounds__(layer::kThreads) route_##ROWS(layer::Routed o) {   \
-    layer::route<ROWS>(o);                                                                         \
-  }
-
-ROUTE(1)
-ROUTE(2)
-ROUTE(4)
-ROUTE(8)
-
+// On a GB10 it fits a multiprocessor beside a block of the o projection, the kernel before it (but for BF16).
+extern "C" __global__ void __launch_bounds__(layer::kThreads, __CUDA_ARCH__ < 1200 ? 1 : 2) route(layer::Routed o) {
+  layer::route(o);
+}
 extern "C" __global__ void __launch_bounds__(layer::kThreads) experts_combine(layer::Combined o) {
   layer::combine(o);
 }

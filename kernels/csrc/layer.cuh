@@ -2,15 +2,14 @@
 // SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 //
 // What lies between the products of a gpt-oss layer: residual and RMSNorm for any number of rows, with
-// the router and its top four, or the sum of a row's experts, for one to eight.
+// the router's logits, or the sum of a row's experts, for one to 16.
 #pragma once
-#include "dense.cuh"
 #include "experts.cuh"
 
 namespace layer {
 
 constexpr int kThreads = 512;
-constexpr int kMostHidden = 3072, kMostExperts = 128;
+constexpr int kMostHidden = 3072;
 
 // Eight values of a row a thread.
 struct Eight {
@@ -63,141 +62,103 @@ struct Routed {
   const bf16* norm;      // [k], RMSNorm's weight
   const bf16* weights;   // [n][k], the router's
   const bf16* bias;      // [n]
-  const bool* padding;   // [rows], whether a row only pads; or null
   bf16* sum;             // [rows][k]: x + residual
   bf16* normed;          // [rows][k]: the sum, normalized
-  int* ids;              // [rows * kTop], the largest first; -1 in rows that pad
-  float* shares;         // [rows * kTop], softmax of these
+  bf16* logits;          // [rows][n]
+  int* ids;              // [rows * kTop]: kUnknown, until experts are chosen by the logits
   int k, n, rows;
   float epsilon;
 };
 
-// sum, RMSNorm, router, top four and their softmax. A cluster of n / 16 blocks: each normalizes all rows
-// for itself and has 16 of the experts; the first of them chooses. Like the product of BF16 that it
-// replaces, a logit is rounded to BF16 before the choice. Of equal ones the first counts as larger.
-// Shared memory: ROWS * (k + 32) * 2 bytes.
-template <int ROWS> __device__ __forceinline__ void route(const Routed& o) {
-  using Tile = dense::Tile<dense::Bf16>;
+// sum, RMSNorm and router. Block (eight experts, four rows): each normalizes its rows for itself. Like the
+// product of BF16 that it replaces, a logit is rounded to BF16; who reads the logits chooses (experts::choose).
+// Shared memory: kRows * (k + 32) * 2 bytes.
+constexpr int kRows = 4, kExperts = 8;
+
+__device__ __forceinline__ void route(const Routed& o) {
   extern __shared__ __align__(16) bf16 shared[];
-  constexpr int kWarps = kThreads / 32, kShare = kThreads / ROWS, kTiles = kMostHidden / 64 / kWarps;
-  constexpr int kRuns = (kMostHidden / 8 + kShare - 1) / kShare;
-  __shared__ float squares[kWarps], sums[kWarps][128], logits[8][16];
+  constexpr int kWarps = kThreads / 32, kShare = kThreads / kRows, kTiles = kMostHidden / 64 / kWarps;
+  constexpr int kRuns = kMostHidden / 8 / kShare;
+  __shared__ float squares[kWarps], sums[kWarps][kRows * kExperts];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
   const int tiles = o.k / 64, pitch = o.k + 32;
-  const dense::Operands operands{nullptr, reinterpret_cast<const uint4*>(o.weights), nullptr, nullptr, nullptr, nullptr, o.n, tiles, 0};
-  const dense::Lane<dense::Bf16> from(operands, blockIdx.x, lane);
-  Tile v[kTiles];
+  const uint4* from = reinterpret_cast<const uint4*>(o.weights + (size_t)(blockIdx.x * kExperts + g) * o.k) + q;
+  uint4 v[kTiles][2];
 #pragma unroll
   for (int i = 0; i < kTiles; i++)
-    if (warp + i * kWarps < tiles) from.load(v[i], warp + i * kWarps);
+    if (warp + i * kWarps < tiles) {
+      v[i][0] = __ldcs(from + (warp + i * kWarps) * 8);
+      v[i][1] = __ldcs(from + (warp + i * kWarps) * 8 + 4);
+    }
   // a row has kShare threads, a thread some runs of eight columns
-  const int row = threadIdx.x / kShare, first = threadIdx.x % kShare * 8;
+  const int row = threadIdx.x / kShare, first = threadIdx.x % kShare * 8, rows = o.rows - blockIdx.y * kRows;
+  const size_t begin = (size_t)(blockIdx.y * kRows + row) * o.k;
 #pragma unroll
   for (int i = 0; i < kRuns; i++)
     if (first + i * kShare * 8 < o.k)
       asm volatile("prefetch.global.L2 [%0];" ::"l"(o.norm + first + i * kShare * 8));
-  const float bias = __bfloat162float(o.bias[blockIdx.x * 16 + threadIdx.x % 16]);
+  const float bias = __bfloat162float(o.bias[blockIdx.x * kExperts + threadIdx.x % kExperts]);
   take_turn();
 
   Eight part[kRuns] = {};
   float square = 0;
-  if (row < o.rows) {
+  if (row < rows) {
 #pragma unroll
     for (int i = 0; i < kRuns; i++) {
       const int column = first + i * kShare * 8;
       if (column >= o.k) continue;
-      part[i].add(o.x + (size_t)row * o.k + column);
-      part[i].add(o.residual + (size_t)row * o.k + column);
+      part[i].add(o.x + begin + column);
+      part[i].add(o.residual + begin + column);
       square += part[i].squares();
     }
   }
   square = sum_of_warp(square);
   if (lane == 0) squares[warp] = square;
   __syncthreads();
-  if (row < o.rows) {
+  if (row < rows) {
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < kWarps / ROWS; i++) sum += squares[row * (kWarps / ROWS) + i];
+    for (int i = 0; i < kWarps / kRows; i++) sum += squares[row * (kWarps / kRows) + i];
     const float factor = rsqrtf(sum / o.k + o.epsilon);
 #pragma unroll
     for (int i = 0; i < kRuns; i++) {
       const int column = first + i * kShare * 8;
       if (column >= o.k) continue;
       const bool writes = column / 8 % gridDim.x == blockIdx.x;
-      const size_t at = (size_t)row * o.k + column;
-      if (writes) *reinterpret_cast<uint4*>(o.sum + at) = part[i].rounded();
+      if (writes) *reinterpret_cast<uint4*>(o.sum + begin + column) = part[i].rounded();
       Eight weight = {};
       weight.add(o.norm + column);
       part[i].normalize(factor, weight);
       const uint4 rounded = part[i].rounded();
-      if (writes) *reinterpret_cast<uint4*>(o.normed + at) = rounded;
+      if (writes) *reinterpret_cast<uint4*>(o.normed + begin + column) = rounded;
       *reinterpret_cast<uint4*>(shared + row * pitch + column) = rounded;
     }
   }
   __syncthreads();
 
-  float acc[1][4] = {};
+  float acc[4] = {};  // half of the product's 16 weights, and of its eight rows, are none
+  const bf16* x = shared + min(g, kRows - 1) * pitch + 8 * q;
 #pragma unroll
   for (int i = 0; i < kTiles; i++) {
     const int tile = warp + i * kWarps;
     if (tile >= tiles) break;
-    uint4 x[1][2];
 #pragma unroll
-    for (int h = 0; h < 2; h++)
-      x[0][h] = *reinterpret_cast<const uint4*>(shared + min(g, ROWS - 1) * pitch + tile * 64 + 32 * h + 8 * q);
-    v[i].multiply(x, acc);
+    for (int h = 0; h < 2; h++) {
+      const uint4 w = v[i][h], b = *reinterpret_cast<const uint4*>(x + tile * 64 + 32 * h);
+      mma(acc, w.x, 0, w.y, 0, b.x, b.y);
+      mma(acc, w.z, 0, w.w, 0, b.z, b.w);
+    }
   }
-#pragma unroll
-  for (int i = 0; i < 4; i++) sums[warp][(2 * q + i % 2) * 16 + g + i / 2 * 8] = acc[0][i];
+  if (q < kRows / 2) sums[warp][2 * q * kExperts + g] = acc[0], sums[warp][(2 * q + 1) * kExperts + g] = acc[1];
   __syncthreads();
-  if (threadIdx.x < o.rows * 16) {
-    const int at = threadIdx.x;
-    float sum = bias;
+  const int at = threadIdx.x;
+  if (blockIdx.x == 0 && at < min(rows, kRows) * experts::kTop)
+    o.ids[blockIdx.y * kRows * experts::kTop + at] = experts::kUnknown;
+  if (at >= min(rows, kRows) * kExperts) return;
+  float sum = bias;
 #pragma unroll
-    for (int i = 0; i < kWarps; i++) sum += sums[i][at];
-    logits[at / 16][at % 16] = __bfloat162float(__float2bfloat16(sum));
-  }
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-  if (blockIdx.x == 0 && warp < o.rows) {
-    unsigned long long best[kMostExperts / 32];  // a logit in an order of integers, and the expert
-#pragma unroll
-    for (int i = 0; i < kMostExperts / 32; i++) {
-      const unsigned expert = lane + 32 * i;
-      best[i] = 0;
-      if (expert >= o.n) continue;
-      unsigned address = (unsigned)__cvta_generic_to_shared(&logits[warp][expert % 16]);
-      unsigned bits;
-      asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(expert / 16));
-      asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(bits) : "r"(address) : "memory");
-      bits = bits >> 31 ? ~bits : bits | 0x80000000u;
-      best[i] = (unsigned long long)bits << 32 | ~expert;
-    }
-    const bool pads = o.padding && o.padding[warp];
-    float largest = 0, total = 0, share = 0;
-#pragma unroll
-    for (int i = 0; i < experts::kTop; i++) {
-      unsigned long long top = 0;
-#pragma unroll
-      for (int j = 0; j < kMostExperts / 32; j++) top = max(top, best[j]);
-#pragma unroll
-      for (int j = 16; j; j /= 2) top = max(top, __shfl_xor_sync(~0u, top, j));
-#pragma unroll
-      for (int j = 0; j < kMostExperts / 32; j++)
-        if (best[j] == top) best[j] = 0;
-      const unsigned ordered = top >> 32;
-      const float logit = __uint_as_float(ordered >> 31 ? ordered & 0x7fffffffu : ~ordered);
-      if (i == 0) largest = logit;
-      const float weight = __expf(logit - largest);
-      total += weight;
-      if (lane == i) {
-        share = weight;
-        o.ids[warp * experts::kTop + i] = pads ? -1 : ~(unsigned)top;
-      }
-    }
-    if (lane < experts::kTop) o.shares[warp * experts::kTop + lane] = share / total;
-  }
-  // a block's shared memory is there until the first has read it
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+  for (int i = 0; i < kWarps; i++) sum += sums[i][at];
+  o.logits[(size_t)(blockIdx.y * kRows + at / kExperts) * o.n + blockIdx.x * kExperts + at % kExperts] = __float2bfloat16(sum);
 }
 
 struct Combined {

@@ -54,7 +54,9 @@ __device__ __forceinline__ void add_scaled(float (&acc)[4], const float (&d)[4],
 }
 
 // Let the next kernel of the stream begin, then wait for the one before this. Every kernel does both,
-// so what it writes after the wait is never read or overwritten out of turn.
+// so what it writes after the wait is never read or overwritten out of turn. What follows must wait, too, if
+// it is launched so that it may begin early: a kernel that does not reads what is not written yet (module.py
+// refuses vLLM's of LoRA, VLLM_LORA_ENABLE_DUAL_STREAM).
 __device__ __forceinline__ void begin_next() {
   asm volatile("griddepcontrol.launch_dependents;");
 }

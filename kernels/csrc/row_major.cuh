@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 //
-// gpt-oss's experts for one to eight rows, read where FlashInfer's CUTLASS MoE keeps them: a column's k lie
+// gpt-oss's experts for one to 16 rows, read where FlashInfer's CUTLASS MoE keeps them: a column's k lie
 // in a row, as in the checkpoint; all of up before all of gate; scales in tiles of 128 columns x 4 groups,
 // 512 bytes (CUTLASS's SfAtom). No atomics; a row's result does not depend on the other rows.
 //
@@ -45,43 +45,41 @@ struct Words {  // of columns g, g + 32, g + 64, g + 96 of a tile, in a step
   uint4 v[4] = {}, scales = {};
 };
 
-// Block (TILES tiles, slot): for ROWS of the rows that chose the slot's expert: this one and the next, unless
-// the one before has this, too. gate_up: tiles of up and of gate in turn become SWIGLU-OAI. down: times the
-// router's weight; whoever reads the result adds a row's four. Shared memory: ROWS * in_shared(k) * 2 bytes.
+// Block (slot, TILES tiles): for up to ROWS of the rows that chose the slot's expert. Blocks of an expert follow
+// one another, so that what is read again is in L2. gate_up: tiles of up and of gate in turn become SWIGLU-OAI.
+// down: times the router's weight; whoever reads the result adds a row's four. Shared memory:
+// ROWS * in_shared(k) * 2 bytes. MOST is the most rows of a launch.
 //
-// What the router wrote is there when gate_up lets the next kernel begin. That is down, which so loads its
-// first weights before it waits for gate_up.
-template <int WARPS, int U, int TILES, int ROWS, bool GATE_UP>
+// What the router wrote is there when gate_up lets the next kernel begin. That is down, which so can choose, too,
+// and loads its first weights before it waits for gate_up.
+template <int WARPS, int U, int TILES, int MOST, bool GATE_UP>
 __device__ __forceinline__ void product(const Operands& o) {
   extern __shared__ __align__(16) bf16 shared[];
+  constexpr int ROWS = MOST < 2 ? MOST : 2;
   constexpr int kWarps = WARPS / TILES, kColumns = kTile * TILES;  // warps that share a tile
-  static_assert(ROWS <= 2 && (!GATE_UP || TILES % 2 == 0), "up and gate of a column are in one block");
+  static_assert(!GATE_UP || TILES % 2 == 0, "up and gate of a column are in one block");
   __shared__ float sums[kWarps][kColumns * ROWS];
   __shared__ __align__(16) bf16 bias[kColumns], zeros[kStep];
   __shared__ int mine[ROWS], count;  // slots
   __shared__ float shares[ROWS];
-  const int slot = blockIdx.y, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+  const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
   const int block_tile = threadIdx.x / 32 % TILES, warp = threadIdx.x / 32 / TILES;
-  auto tile_of = [&](int i) { return GATE_UP ? (blockIdx.x * TILES + i) / 2 : blockIdx.x * TILES + i; };
+  auto tile_of = [&](int i) { return GATE_UP ? (blockIdx.y * TILES + i) / 2 : blockIdx.y * TILES + i; };
   auto own = [&] { return GATE_UP ? o.n / 2 : o.n; };
   if (GATE_UP) wait_for_turn();
   begin_next();
 
-  const int id = lane < o.rows * kTop ? __ldcg(o.ids + lane) : -1;
-  const int expert = __shfl_sync(~0u, id, slot);
-  unsigned slots = __ballot_sync(~0u, id == expert);  // a bit for each that has this expert
-  // A block of down need not wait to do nothing. If it is so of all, no row has an expert, and gate_up writes
-  // nothing, either.
-  if (expert < 0 || __popc(slots & ((1u << slot) - 1)) % ROWS != 0) return;
-  slots &= ~0u << slot;
-  unsigned others = slots;
-#pragma unroll
-  for (int row = 0; row < ROWS; row++) others &= others - 1;
-  slots ^= others;
+  using Group = experts::Group<WARPS, MOST, ROWS, GATE_UP, true>;
+  const Group group(o, blockIdx.x);
+  if (group.expert < 0) {
+    // If no row has an expert, all blocks of down end here: not before the ids that gate_up writes are there.
+    if (!GATE_UP && group.pads) wait_for_turn();
+    return;
+  }
 
   // a tile's columns that only pad: another one, whose sum is not used
   const int first = tile_of(block_tile) / 4 * 128 + tile_of(block_tile) % 4 * 8 + g, columns = own() - first;
-  const unsigned begin = expert * o.stride + (GATE_UP && block_tile % 2 ? o.stride / 2 : 0);
+  const unsigned begin = group.expert * o.stride + (GATE_UP && block_tile % 2 ? o.stride / 2 : 0);
   const uint4* w = o.weights + ((begin + first) * (o.pitch / 32) + q);
   const unsigned s = begin * (o.pitch / 32) / 16 + scale_at(first, 0, o.pitch) / 16;
   auto steps = [&] { return (o.k + kStep - 1) / kStep; };
@@ -102,21 +100,16 @@ __device__ __forceinline__ void product(const Operands& o) {
     const int column = column_of(tile_of(at / kTile), at % kTile);
     if (column < own())
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(bias + at)),
-                   "l"(o.bias + (size_t)expert * o.stride + (GATE_UP && at / kTile % 2 ? o.stride / 2 : 0) + column)
+                   "l"(o.bias + (size_t)group.expert * o.stride + (GATE_UP && at / kTile % 2 ? o.stride / 2 : 0) + column)
                    : "memory");
   }
   if (threadIdx.x < kStep / 2) reinterpret_cast<unsigned*>(zeros)[threadIdx.x] = 0;
-  if (threadIdx.x == 0) count = __popc(slots);
-  if (threadIdx.x / 32 == 1 && slots >> lane & 1) {
-    const int at = __popc(slots & ((1u << lane) - 1));
-    mine[at] = lane;
-    if (!GATE_UP) shares[at] = __ldcg(o.shares + lane);
-  }
   if (!GATE_UP) wait_for_turn();
+  group.list(o, mine, shares, count);
   const int pitch = in_shared(o.k);
   uint4* to = reinterpret_cast<uint4*>(shared);
-  for (unsigned left = slots; left; to += pitch / 8, left &= left - 1) {
-    const int from = __ffs(left) - 1;
+  for (auto left = group.slots; left; to += pitch / 8, left &= left - 1) {
+    const int from = Group::Of::first(left);
     const uint4* x = reinterpret_cast<const uint4*>(o.x + (size_t)(GATE_UP ? from / kTop : from) * o.k);
     for (int i = threadIdx.x; i < steps() * 16; i += WARPS * 32) {
       uint4 v = make_uint4(0, 0, 0, 0);
@@ -129,16 +122,17 @@ __device__ __forceinline__ void product(const Operands& o) {
   __syncthreads();
 
   // of a row that is not there a lane reads what there is: those columns of the product are left out
+  const int there = experts::thread_again();
   const bool has = g % 4 == q;
   const unsigned x = __cvta_generic_to_shared(has ? shared + min(g / 4, ROWS - 1) * pitch + q * 8 : zeros);
-  const int shift = lane % 2 * 16;  // a lane has columns 2q, 2q + 1 of the product
+  const int shift = there % 2 * 16;  // a lane has columns 2q, 2q + 1 of the product
   float acc[2][4] = {};
-  for (int next = warp; next < steps(); next += U * kWarps) {
+  for (int next = there / 32 / TILES; next < steps(); next += U * kWarps) {
 #pragma unroll
     for (int u = 0; u < U; u++) {
       const int step = next + u * kWarps;
       if (step >= steps()) break;
-      const unsigned from = x + (g % 4 == q ? step * kStep * 2 : 0);
+      const unsigned from = x + (has ? step * kStep * 2 : 0);
       float d[2][4] = {};
 #pragma unroll
       for (int j = 0; j < 4; j++) {
@@ -168,8 +162,7 @@ __device__ __forceinline__ void product(const Operands& o) {
       load(words[u], step + U * kWarps);
     }
   }
-  int thread;  // again, so that no register keeps what follows from it
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  const int thread = experts::thread_again();
   const int row_g = thread % 32 / 4, row_q = thread % 4, its_warp = thread / 32 / TILES, its_tile = thread / 32 % TILES;
 #pragma unroll
   for (int t = 0; t < 2; t++) {
@@ -179,7 +172,7 @@ __device__ __forceinline__ void product(const Operands& o) {
     if (row_q / 2 < ROWS)
       sums[its_warp][row_q / 2 * kColumns + its_tile * kTile + (2 * t + row_q % 2) * 8 + row_g] = row_q % 2 ? high : low;
   }
-  asm volatile("cp.async.wait_all;" ::: "memory");  // bias
+  asm volatile("cp.async.wait_all;" ::: "memory");  // bias, shares
   __syncthreads();
   auto value = [&](int row, int column) {  // of the product, with its bias
     float sum = 0;

@@ -12,7 +12,7 @@ from vllm.config import get_current_vllm_config_or_none
 from vllm_sparkforge import ops
 from vllm_sparkforge.decode import dense, module, selfcheck
 
-MAX_ROWS = 8
+MAX_ROWS = dense.LAUNCH_ROWS
 LEAST_ELEMS = 4 * 1024 * 1024
 """Elements from which on a weight goes through the kernels. Reading a smaller one takes
 2 us or less, as long as a launch."""

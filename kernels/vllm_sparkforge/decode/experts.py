@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = init_logger(f"vllm.{__name__}")
 
-MAX_ROWS = 8
+MAX_ROWS = 16
 TOP_K = 4
 KIND = "MXFP4 experts"
 ROW_MAJOR_KIND = "row-major MXFP4 experts"
@@ -37,6 +37,7 @@ PADDED = {KIND: (128, 64), ROW_MAJOR_KIND: (128, 128)}
 _THREADS = 256
 _MAX_HIDDEN = 4096  # columns of a block that sums or normalizes: 512 threads x 8
 _ROW_MAJOR_TILE = 128  # columns, and k, whose scales lie together
+_BLOCK_ROWS, _ROW_MAJOR_BLOCK_ROWS = 8, 2  # of an expert, that a block takes at most
 
 
 class Weights(NamedTuple):
@@ -71,6 +72,19 @@ class Weights(NamedTuple):
         if self.inner is None:
             return self.w13.shape[1] * 16
         return self.w13.shape[2] * 2
+
+
+class Logits(NamedTuple):
+    """What the kernels choose experts by.
+
+    Attributes:
+        of: bfloat16 [M, E], the router's; E a multiple of 4 up to 128.
+        padding: bool [M], whether a row only pads, or None.
+
+    """
+
+    of: torch.Tensor
+    padding: torch.Tensor | None
 
 
 def refused(moe: "FusedMoEConfig", input_dtype: torch.dtype | None) -> str | None:
@@ -116,9 +130,9 @@ def refused_weights(weights: Weights) -> str | None:
     if k > _MAX_HIDDEN:
         return f"a hidden size of {k} is above {_MAX_HIDDEN}"
     # a block has its sums beside the rows: 16 KiB with the most rows, and a little
-    shared = shared_memory(MAX_ROWS, max(k, inner), weights) + 17 * 1024
+    shared = _shared_memory(MAX_ROWS, max(k, inner), weights) + 17 * 1024
     if shared > module.max_shared_memory(w13.device.index):
-        return f"{MAX_ROWS} rows of {max(k, inner)} exceed a block's shared memory"
+        return f"rows of {max(k, inner)} exceed a block's shared memory"
     scales = (weights.w13_scale, weights.w2_scale)
     largest = max(int(s.view(torch.uint8).max()) for s in scales)
     if largest > LARGEST_SCALE:
@@ -126,16 +140,17 @@ def refused_weights(weights: Weights) -> str | None:
     return None
 
 
-def most_rows(rows: int) -> int:
+def _most_rows(rows: int, weights: Weights) -> int:
     """Return the rows of the smallest kernel that takes so many."""
-    return next(most for most in (1, 2, 4, 8) if rows <= most)
+    smaller = (1, 2, 8) if weights.inner is None else (1, 8)
+    return next(most for most in (*smaller, MAX_ROWS) if rows <= most)
 
 
-def shared_memory(most: int, k: int, weights: Weights | None = None) -> int:
+def _shared_memory(most: int, k: int, weights: Weights) -> int:
     """Return the bytes in which a block keeps its rows."""
-    if weights is not None and weights.inner is not None:
-        most, k = min(most, 2), round_up(k, _ROW_MAJOR_TILE)
-    return most * (k + 32) * 2
+    if weights.inner is None:
+        return min(most, _BLOCK_ROWS) * (k + 32) * 2
+    return min(most, _ROW_MAJOR_BLOCK_ROWS) * (round_up(k, _ROW_MAJOR_TILE) + 32) * 2
 
 
 class _Launch(NamedTuple):
@@ -150,7 +165,7 @@ def _launches(weights: Weights, k: int, most: int) -> tuple[_Launch, _Launch]:
     """Return how both products are launched: gate and up, then down."""
     w13, w2, inner = weights.w13, weights.w2, weights.inner
     if inner is None:
-        n, tiles = w13.shape[2] // 2, 2 if most == 8 else 1
+        n, tiles = w13.shape[2] // 2, 2 if most > 2 else 1
         return (
             _Launch("experts_gate_up", -(-n // 64 // tiles), n, n, w13.shape[1] * 16),
             _Launch("experts_down", k // 64, k, w2.shape[2] // 2, w2.shape[1] * 16),
@@ -176,7 +191,11 @@ def _launches(weights: Weights, k: int, most: int) -> tuple[_Launch, _Launch]:
 
 
 def products(
-    x: torch.Tensor, weights: Weights, ids: torch.Tensor, shares: torch.Tensor
+    x: torch.Tensor,
+    weights: Weights,
+    ids: torch.Tensor,
+    shares: torch.Tensor,
+    logits: Logits | None = None,
 ) -> torch.Tensor:
     """Compute gpt-oss's experts with their router weights, not yet summed up.
 
@@ -186,13 +205,16 @@ def products(
         weights: of the layer.
         ids: int32 [M, 4]; -1 in rows that only pad.
         shares: float32 [M, 4].
+        logits: where given, ids are what ``route`` has left there, and both are
+            overwritten: each row gets the experts of its largest logits, the largest
+            first, and the softmax of these.
 
     Returns:
         float32 [M * 4, K]; anything in the rows of those that only pad.
 
     """
     rows, k = x.shape
-    most = most_rows(rows)
+    most = _most_rows(rows, weights)
     inner = weights.inner if weights.inner is not None else weights.w2.shape[1] * 16
     hidden = x.new_empty(rows * TOP_K, inner)
     sums = x.new_empty(rows * TOP_K, k, dtype=torch.float32)
@@ -211,18 +233,21 @@ def products(
             bias=module.pointer(bias),
             ids=module.pointer(ids),
             shares=module.pointer(shares),
+            logits=module.pointer(logits.of if logits else None),
+            padding=module.pointer(logits.padding if logits else None),
             out=module.pointer(out),
             k=size_k,
             n=how.n,
             stride=how.stride,
             rows=rows,
             pitch=how.pitch,
+            experts=logits.of.shape[1] if logits else 0,
         )
         grid = (how.blocks, rows * TOP_K)
-        shared = shared_memory(most, size_k, weights)
-        several = most > 1 and weights.inner is not None
-        kernel = f"{how.kernel}_{8 if several else most}"
-        module.launch(kernel, grid, _THREADS, shared, operands, x.device)
+        if weights.inner is not None:  # a block has two rows: those that read again follow at once
+            grid = grid[::-1]
+        shared = _shared_memory(most, size_k, weights)
+        module.launch(f"{how.kernel}_{most}", grid, _THREADS, shared, operands, x.device)
     return sums
 
 

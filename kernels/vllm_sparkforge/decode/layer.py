@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What follows the attention of a gpt-oss layer, as one operator.
 
-With few rows it is four launches: residual, norm and router with its top four; gate and
-up; down; the experts' sum with the residual and the norm that the next layer begins
-with. With more rows the experts take their usual path, and each norm with its residual
-is one launch. Which one computes is decided inside the operator: torch.compile traces
-one graph for all numbers of rows.
+With few rows it is four launches: residual, norm and router; gate and up of the experts
+with each row's four largest logits; down; the experts' sum with the residual and the norm
+that the next layer begins with. With more rows the experts take their usual path, and each
+norm with its residual is one launch. Which one computes is decided inside the operator:
+torch.compile traces one graph for all numbers of rows.
 """
 
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ KIND = "norms and routers"
 MAX_HIDDEN = 3072
 MAX_EXPERTS = 128
 _THREADS = 512
-_EXPERTS_A_BLOCK = 16
+_EXPERTS_A_BLOCK, _ROWS_A_BLOCK = 8, 4
 
 
 def add_norm(
@@ -70,7 +70,7 @@ def add_norm(
     return normed, total
 
 
-def route(
+def routed_experts(
     x: torch.Tensor,
     residual: torch.Tensor,
     norm: torch.Tensor,
@@ -78,8 +78,9 @@ def route(
     weight: torch.Tensor,
     bias: torch.Tensor,
     padding: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Add, normalize, and choose four experts for each row.
+    weights: experts.Weights,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Add, normalize, choose four experts for each row, and compute them.
 
     Args:
         x: bfloat16 [M, K], M from 1 to ``experts.MAX_ROWS``.
@@ -89,16 +90,18 @@ def route(
         weight: bfloat16 [E, K], the router's.
         bias: bfloat16 [E].
         padding: bool [M], whether a row only pads, or None.
+        weights: of the experts.
 
     Returns:
         The sum, normalized, and the sum, both bfloat16 [M, K]; the experts with the
-        largest logits, int32 [M, 4], -1 in rows that pad; and the softmax of these
-        logits, float32 [M, 4].
+        largest logits, int32 [M, 4], -1 in rows that pad; the softmax of these
+        logits, float32 [M, 4]; and what ``experts.products`` returns.
 
     """
     x, residual = rows_of(x), rows_of(residual)
     (rows, k), n = x.shape, weight.shape[0]
     total, normed = torch.empty_like(x), torch.empty_like(x)
+    logits = x.new_empty(rows, n)
     ids = x.new_empty(rows, experts.TOP_K, dtype=torch.int32)
     shares = x.new_empty(rows, experts.TOP_K, dtype=torch.float32)
     operands = module.RouteOperands(
@@ -107,21 +110,20 @@ def route(
         norm=module.pointer(norm),
         weights=module.pointer(weight),
         bias=module.pointer(bias),
-        padding=module.pointer(padding),
         sum=module.pointer(total),
         normed=module.pointer(normed),
+        logits=module.pointer(logits),
         ids=module.pointer(ids),
-        shares=module.pointer(shares),
         k=k,
         n=n,
         rows=rows,
         epsilon=epsilon,
     )
-    most = experts.most_rows(rows)
-    grid = (n // _EXPERTS_A_BLOCK, 1)
-    shared = experts.shared_memory(most, k)
-    module.launch(f"route_{most}", grid, _THREADS, shared, operands, x.device, cluster=True)
-    return normed, total, ids, shares
+    grid = (n // _EXPERTS_A_BLOCK, -(-rows // _ROWS_A_BLOCK))
+    shared = _ROWS_A_BLOCK * (k + 32) * 2
+    module.launch("route", grid, _THREADS, shared, operands, x.device)
+    by = experts.Logits(logits, padding)
+    return normed, total, ids, shares, experts.products(normed, weights, ids, shares, by)
 
 
 def combine(
@@ -193,6 +195,7 @@ class MoEHalf:
 
         """
         weight = self.router.weight.data
+        few = prepared if prepared.uses_decode_kernels else None
         self._checked = selfcheck.passes(
             KIND,
             tuple(weight.shape),
@@ -202,10 +205,14 @@ class MoEHalf:
                 self.norm.variance_epsilon,
                 weight,
                 self.router.bias.data,
+                None if few is None else self._weights(few),
             ),
         )
-        few = self._checked and prepared.uses_decode_kernels
-        self._experts = prepared if few else None
+        self._experts = few if self._checked else None
+
+    def _weights(self, few: "Experts") -> experts.Weights:
+        layer = self.runner.routed_experts
+        return few.decode_weights(layer.w13_weight, layer.w2_weight)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor
@@ -244,9 +251,7 @@ class MoEHalf:
             _get_padding_mask,
         )
 
-        layer = self.runner.routed_experts
-        weights = few.decode_weights(layer.w13_weight, layer.w2_weight)
-        normed, residual, ids, shares = route(
+        _, residual, ids, _, sums = routed_experts(
             x,
             residual,
             self.norm.weight,
@@ -254,8 +259,8 @@ class MoEHalf:
             self.router.weight,
             self.router.bias,
             _get_padding_mask(x.shape[0]),
+            self._weights(few),
         )
-        sums = experts.products(normed, weights, ids, shares)
         following = self.following
         return combine(sums, ids, residual, following.weight, following.variance_epsilon)
 

@@ -93,6 +93,8 @@ def unavailable() -> str | None:
         return "they need a CUDA device"
     if envs.VLLM_BATCH_INVARIANT:
         return "VLLM_BATCH_INVARIANT needs one kernel for all numbers of rows"
+    if envs.VLLM_LORA_ENABLE_DUAL_STREAM:
+        return "VLLM_LORA_ENABLE_DUAL_STREAM has kernels that do not wait for those before them"
     architecture = _architecture()
     if architecture is None:
         return "there are none for this device's capability"
@@ -199,12 +201,15 @@ class ExpertOperands(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         ("ids", ctypes.c_void_p),
         ("shares", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p),
+        ("padding", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("k", ctypes.c_int),
         ("n", ctypes.c_int),
         ("stride", ctypes.c_int),
         ("rows", ctypes.c_int),
         ("pitch", ctypes.c_int),
+        ("experts", ctypes.c_int),
     ]
 
 
@@ -238,7 +243,7 @@ class NormOperands(ctypes.Structure):
 
 
 class RouteOperands(ctypes.Structure):
-    """route_ROWS."""
+    """route."""
 
     _fields_ = [
         ("x", ctypes.c_void_p),
@@ -246,11 +251,10 @@ class RouteOperands(ctypes.Structure):
         ("norm", ctypes.c_void_p),
         ("weights", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
-        ("padding", ctypes.c_void_p),
         ("sum", ctypes.c_void_p),
         ("normed", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p),
         ("ids", ctypes.c_void_p),
-        ("shares", ctypes.c_void_p),
         ("k", ctypes.c_int),
         ("n", ctypes.c_int),
         ("rows", ctypes.c_int),
@@ -349,7 +353,6 @@ def launch(
     shared: int,
     operands: ctypes.Structure,
     device: torch.device,
-    cluster: bool = False,
 ) -> None:
     """Launch a kernel on the current stream, so that it may begin while the kernel
     before it ends.
@@ -361,7 +364,6 @@ def launch(
         shared: bytes of dynamic shared memory.
         operands: the kernel's only argument.
         device: of all tensors in it.
-        cluster: whether all blocks in x are one cluster.
 
     Raises:
         KeyError: the cubin has no such kernel.
@@ -374,18 +376,11 @@ def launch(
     early = driver.CUlaunchAttribute()
     early.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     early.value.programmaticStreamSerializationAllowed = 1
-    attributes = [early]
-    if cluster:
-        joined = driver.CUlaunchAttribute()
-        joined.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        joined.value.clusterDim.x = grid[0]
-        joined.value.clusterDim.y = joined.value.clusterDim.z = 1
-        attributes.append(joined)
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
     config.sharedMemBytes = shared
     config.hStream = torch.cuda.current_stream(device).cuda_stream
-    config.attrs, config.numAttrs = attributes, len(attributes)
+    config.attrs, config.numAttrs = [early], 1
     arguments = (ctypes.c_void_p * 1)(ctypes.addressof(operands))
     _checked(driver.cuLaunchKernelEx(config, function, ctypes.addressof(arguments), 0))

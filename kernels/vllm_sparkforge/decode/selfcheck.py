@@ -30,7 +30,7 @@ paths round to BF16 in different places, which gives some 0.003."""
 TILE = 16
 """Columns of a result that are judged together, as many as a warp computes: a wrong tile
 of a large layer is lost in the norm of all of it."""
-ROWS = (1, 2, 4, 5, 8)
+ROWS = (1, 2, 4, 5, 8, 16)
 """Numbers of rows; each of the kernels' own limits is one of them."""
 
 RUNS: list[Callable[[Callable[[], Any]], Any]] = [lambda compute: compute()]
@@ -178,7 +178,7 @@ def compare_mx(
         tensors = form.quantise(torch.randn(n, k, device=device, dtype=torch.bfloat16))
         packed = form.pack(*tensors)
     settle()
-    counts = (*ROWS, dense.LAUNCH_ROWS, dense.LAUNCH_ROWS + 1)
+    counts = (*ROWS, dense.LAUNCH_ROWS + 1)
     many = dense.MX_ROWS + 1
     x = torch.randn(many, k, device=device, dtype=torch.bfloat16)
     theirs = x.new_empty(many, n)
@@ -220,7 +220,11 @@ def compare_bf16(weight: torch.Tensor, bias: torch.Tensor | None) -> float:
 
 
 def compare_half(
-    norm: torch.Tensor, epsilon: float, weight: torch.Tensor, bias: torch.Tensor
+    norm: torch.Tensor,
+    epsilon: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    weights: experts.Weights | None,
 ) -> float:
     """Return the largest difference between what lies between a layer's products and
     torch.
@@ -233,6 +237,7 @@ def compare_half(
         epsilon: of RMSNorm.
         weight: bfloat16 [E, K], the router's.
         bias: bfloat16 [E].
+        weights: of the experts, whose kernels choose; None: others compute them.
 
     """
     from vllm_sparkforge.decode import layer
@@ -249,15 +254,17 @@ def compare_half(
         theirs = (total * factor * norm.float(), total)
         return [distance(*pair) for pair in zip(ours, theirs, strict=True)]
 
-    def differences(run: Callable[..., Any], rows: int) -> Iterable[float]:
-        x, residual = random(rows, k), random(rows, k)
-        total = x.float() + residual.float()
-        yield from norms(run(partial(layer.add_norm, x, residual, norm, epsilon)), total)
-
+    def chosen_experts(
+        run: Callable[..., Any],
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        chosen_from: experts.Weights,
+    ) -> Iterable[float]:
+        rows, total = x.shape[0], x.float() + residual.float()
         real = rows - (rows == 5)  # of these, the last only pads
         padding = torch.arange(rows, device=norm.device) >= real
-        given = (x, residual, norm, epsilon, weight, bias, padding)
-        *sums, ids, shares = run(partial(layer.route, *given))
+        given = (x, residual, norm, epsilon, weight, bias, padding, chosen_from)
+        *sums, ids, shares, _ = run(partial(layer.routed_experts, *given))
         yield from norms(tuple(sums), total)
         if (ids[real:] != -1).any():
             raise ValueError("a row that pads has experts")
@@ -274,6 +281,13 @@ def compare_half(
         ours, theirs = (logs.clamp(min=-20) for logs in (shares.log(), chosen.log_softmax(-1)))
         yield float(((ours - theirs).abs() - rounding).clamp(min=0).max())
         yield distance(shares.sum(-1), torch.ones_like(shares[:, 0]))
+
+    def differences(run: Callable[..., Any], rows: int) -> Iterable[float]:
+        x, residual = random(rows, k), random(rows, k)
+        total = x.float() + residual.float()
+        yield from norms(run(partial(layer.add_norm, x, residual, norm, epsilon)), total)
+        if weights is not None:
+            yield from chosen_experts(run, x, residual, weights)
 
         parts = random(rows * experts.TOP_K, k, dtype=torch.float32)
         ids = torch.zeros(rows, experts.TOP_K, dtype=torch.int32, device=norm.device)

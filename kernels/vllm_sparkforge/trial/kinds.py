@@ -218,7 +218,8 @@ class Trial:
         norm = self.random(sizes.hidden)
         router = self.random(sizes.experts, sizes.hidden) / sizes.hidden**0.5
         bias = self.random(sizes.experts)
-        found = [selfcheck.compare_half(norm, _EPSILON, router, bias)]
+        weights = self.experts_of(order)[1] if self.right(order) else None
+        found = [selfcheck.compare_half(norm, _EPSILON, router, bias, weights)]
         form = self._options.mxfp4_layers.get("qkv")
         product = EVERY[form].label if form else "BF16"
         if self.right(order) and self.right(product):
@@ -241,11 +242,11 @@ class Trial:
         if form is not None:
             tensors = EVERY[form].quantise(matrix)
             packed, matrix = EVERY[form].pack(*tensors), EVERY[form].dequantise(*tensors)
+        how = (norm, _EPSILON, router, bias, None, weights)
         selfcheck.settle()
 
         def chain(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            first, total, ids, shares = layer.route(x, residual, norm, _EPSILON, router, bias, None)
-            sums = experts.products(first, weights, ids, shares)
+            _, total, ids, _, sums = layer.routed_experts(x, residual, *how)
             second, total = layer.combine(sums, ids, total, norm, _EPSILON)
             if form is None:
                 return second, total, dense.bf16_linear(second, matrix, offset)
@@ -253,7 +254,7 @@ class Trial:
 
         for rows in (1, experts.MAX_ROWS):
             x, residual = self.random(rows, k), self.random(rows, k)
-            first, total, ids, shares = layer.route(x, residual, norm, _EPSILON, router, bias, None)
+            first, total, ids, shares, _ = layer.routed_experts(x, residual, *how)
             total = total.float() + expertcheck.checkpoint_experts(first, made, ids, shares)
             factor = (total.square().mean(-1, keepdim=True) + _EPSILON).rsqrt()
             second = total * factor * norm.float()

@@ -17,6 +17,7 @@ from tests.patches.probes.marlin_layout import swiglu
 
 MULTIPROCESSORS = 48
 SHARED_MEMORY = 101_376  # of a block, on SM12x: the least of the devices that have the kernels
+UNKNOWN = -2  # an expert that is yet to be chosen, by the logits
 E2M1 = marlin_layout.E2M1
 
 FORMATS = {
@@ -143,13 +144,11 @@ class Launches:
         shared: int,
         operands: Any,
         device: torch.device,
-        cluster: bool = False,
     ) -> None:
         """Compute what the kernel of this name does."""
         assert device.type == "cpu"
         self.names.append(name)
         family, _, rest = name.partition("_")
-        assert cluster == (family == "route")
         {
             "add": self._add_norm,
             "dense": self._dense,
@@ -224,12 +223,11 @@ class Launches:
         self._normalized(self._added(grid[0], o), o)
 
     def _route(self, words: list[str], grid: Any, threads: int, shared: int, o: Any) -> None:
-        (most,) = map(int, words)
-        assert most in (1, 2, 4, 8)
-        assert most // 2 < o.rows <= most
-        assert (grid, threads, shared) == ((o.n // 16, 1), 512, most * (o.k + 32) * 2)
-        # a cluster has at most 8 blocks, 16 experts each
-        assert o.n % 16 == 0
+        assert words == [""]
+        assert 0 < o.rows <= 16
+        assert (grid, threads) == ((o.n // 8, -(-o.rows // 4)), 512)
+        assert shared == 4 * (o.k + 32) * 2
+        assert o.n % 8 == 0
         assert 0 < o.n <= 128
         assert o.k % 64 == 0
         assert o.k <= 3072
@@ -237,15 +235,23 @@ class Launches:
         normed = self._normalized(self._added(o.rows, o), o)
         weights = memory(o.weights, o.n * o.k, torch.bfloat16).view(o.n, o.k).to(torch.float64)
         product = normed @ weights.T + memory(o.bias, o.n, torch.bfloat16).to(torch.float64)
-        # rounded like the product of BF16 that this replaces; of equal logits the first is larger
-        logits = product.to(torch.bfloat16).to(torch.float64)
-        largest, ids = (t[:, :4] for t in logits.sort(dim=-1, descending=True, stable=True))
-        shares = memory(o.shares, o.rows * 4, torch.float32).view(o.rows, 4)
-        shares.copy_(self.spoil(largest.softmax(-1)))
+        memory(o.logits, o.rows * o.n, torch.bfloat16).view(o.rows, o.n).copy_(product)
+        memory(o.ids, 4 * o.rows, torch.int32).fill_(UNKNOWN)
+
+    def _choose(self, ids: torch.Tensor, shares: torch.Tensor, o: Any) -> None:
+        """Write the experts of all rows, int32 [rows, 4], and their shares, float32 [rows, 4]."""
+        assert (ids == UNKNOWN).all()
+        assert o.logits % 8 == o.experts % 4 == 0
+        assert 0 < o.experts <= 128
+        logits = memory(o.logits, o.rows * o.experts, torch.bfloat16).view(o.rows, o.experts)
+        # of equal logits the first is larger
+        best = logits.to(torch.float64).sort(dim=-1, descending=True, stable=True)
+        chosen = best.indices[:, :4]
+        shares.copy_(self.spoil(best.values[:, :4].softmax(-1)))
         if o.padding is not None:
             pads = memory(o.padding, o.rows, torch.bool)
-            ids = torch.where(pads[:, None], -1, ids)
-        memory(o.ids, o.rows * 4, torch.int32).view(o.rows, 4).copy_(self.choose(ids))
+            chosen = torch.where(pads[:, None], -1, chosen)
+        ids.copy_(self.choose(chosen))
 
     def _rotate(self, words: list[str], grid: Any, threads: int, shared: int, o: Any) -> None:
         fp8 = words == ["and", "cache", "fp8"]
@@ -317,8 +323,10 @@ class Launches:
             return
         gate_up, most = "gate" in words[:2], int(words[-1])
         slots = 4 * o.rows
-        ids = memory(o.ids, slots, torch.int32).tolist()
-        shares = memory(o.shares, slots, torch.float32).to(torch.float64)
+        given, weights = memory(o.ids, slots, torch.int32), memory(o.shares, slots, torch.float32)
+        if gate_up and o.logits is not None:
+            self._choose(given.view(-1, 4), weights.view(-1, 4), o)
+        ids, shares = given.tolist(), weights.to(torch.float64)
         x = memory(o.x, (o.rows if gate_up else slots) * o.k, torch.bfloat16).view(-1, o.k)
         order = self._row_major if words[0] == "rows" else self._tiles
         product_of = order(gate_up, most, grid, threads, shared, o, max(*ids, 0) + 1)
@@ -334,12 +342,12 @@ class Launches:
     def _tiles(
         self, gate_up: bool, most: int, grid: Any, threads: int, shared: int, o: Any, experts: int
     ) -> Product:
-        assert most in (1, 2, 4, 8)
-        assert most // 2 < o.rows <= most
+        least = {1: 1, 2: 2, 8: 3, 16: 9}[most]
+        assert least <= o.rows <= most
         assert o.n % 64 == o.k % 64 == 0
-        tiles = 2 if gate_up and most == 8 else 1
+        tiles = 2 if gate_up and most > 2 else 1
         assert grid == (-(-(o.n // 64) // tiles), 4 * o.rows)
-        assert (threads, shared) == (256, most * (o.k + 32) * 2)
+        assert (threads, shared) == (256, min(most, 8) * (o.k + 32) * 2)
         assert o.stride >= o.n
         assert o.pitch >= o.k
         assert o.stride % 64 == o.pitch % 32 == 0
@@ -363,9 +371,10 @@ class Launches:
         assert own % 32 == o.k % 32 == 0
         assert o.pitch % 128 == 0 <= o.pitch - o.k < 128
         assert o.stride == (2 if gate_up else 1) * -(-own // 128) * 128
-        assert o.rows == 1 if most == 1 else most == 8 and 2 <= o.rows <= 8
+        least = {1: 1, 8: 2, 16: 9}[most]
+        assert least <= o.rows <= most
         # blocks of 32 or 64 columns, gate_up: and as many of the other half; one or two rows
-        assert grid == (-(-own // 128) * (4 if most == 1 else 2), 4 * o.rows)
+        assert grid == (4 * o.rows, -(-own // 128) * (4 if most == 1 else 2))
         assert (threads, shared) == (256, min(most, 2) * (-(-o.k // 128) * 128 + 32) * 2)
         assert shared + 9 * 1024 <= SHARED_MEMORY
         assert o.x % 16 == o.weights % 16 == o.scales % 16 == o.bias % 16 == 0

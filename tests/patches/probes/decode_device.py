@@ -174,7 +174,6 @@ class Driver:
     )
     CUlaunchAttributeID = types.SimpleNamespace(
         CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="dependent",
-        CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION="cluster",
     )
 
     CUstream = Named  # tvm_ffi asks for it
@@ -184,9 +183,7 @@ class Driver:
         self.error = Named(0, "CUDA_SUCCESS")
 
     def CUlaunchAttribute(self) -> Any:
-        return types.SimpleNamespace(
-            value=types.SimpleNamespace(clusterDim=types.SimpleNamespace())
-        )
+        return types.SimpleNamespace(value=types.SimpleNamespace())
 
     def CUlaunchConfig(self) -> Any:
         return types.SimpleNamespace()
@@ -218,7 +215,7 @@ class Driver:
         (address,) = (ctypes.c_void_p * 1).from_address(arguments)
         operands = module.CombineOperands.from_address(address)
         assert config.numAttrs == len(config.attrs)
-        dependent, *others = config.attrs
+        (dependent,) = config.attrs
         self.calls.append(
             {
                 "function": function,
@@ -230,7 +227,6 @@ class Driver:
                     dependent.id,
                     dependent.value.programmaticStreamSerializationAllowed,
                 ],
-                "others": [[other.id, vars(other.value.clusterDim)] for other in others],
                 "operands": [operands.experts, operands.ids, operands.sum, operands.k],
             }
         )

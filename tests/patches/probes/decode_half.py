@@ -200,13 +200,13 @@ def compute(launches: Any, made: Made) -> dict[str, Any]:
     import torch
 
     half = made.model.layers[0].moe_half
-    x, residual = _clear_rows(made, 17)
+    x, residual = _clear_rows(made, 18)
     result: dict[str, Any] = {}
 
     def call(rows: int, padding: Any = None, layer: int = 0) -> dict[str, Any]:
         return _call(launches, made, (x[:rows], residual[:rows]), padding, layer)
 
-    result["rows"] = {rows: call(rows) for rows in (0, 1, 3, 5, 8, 9, 17)}
+    result["rows"] = {rows: call(rows) for rows in (0, 1, 2, 3, 5, 8, 9, 16, 17, 18)}
     result["the last layer"] = call(3, layer=LAYERS - 1)
     # the mask has a place for each row that a CUDA graph may have
     padding = torch.tensor([False, True, False, True, True, False, True, True])
@@ -219,15 +219,15 @@ def compute(launches: Any, made: Made) -> dict[str, Any]:
     marlin = half.runner.routed_experts.quant_method.moe_kernel.fused_experts
     with mock.patch.object(marlin, "uses_decode_kernels", new=False):
         half.prepare(marlin)
-        result["Marlin's experts"] = {rows: call(rows) for rows in (3, 9)}
+        result["Marlin's experts"] = {rows: call(rows) for rows in (3, 17)}
     half.prepare(marlin)
     with mock.patch.object(marlin, "hooked", return_value=True):
-        result["a hook"] = {rows: call(rows) for rows in (3, 9)}
+        result["a hook"] = {rows: call(rows) for rows in (3, 17)}
     forget()
     launches.spoil = SPOILS["3 % too large"]
     half.prepare(marlin)
     launches.spoil = right
-    result["failed self-check"] = {rows: call(rows) for rows in (0, 3, 9)}
+    result["failed self-check"] = {rows: call(rows) for rows in (0, 3, 17)}
     forget()
     half.prepare(marlin)
     result["prepared again"] = call(3)

@@ -108,7 +108,7 @@ def _layer(cutlass: Cutlass) -> tuple[Any, Any, dict[str, Any]]:
     assert sizes == (PADDED["hidden"], PADDED["inner"])
     more, inner_more = sizes[0] - HIDDEN, sizes[1] - INNER
     size = {"hidden": HIDDEN, "intermediate": INNER, "experts": EXPERTS, "top_k": 4}
-    size |= {"tokens": 9, "ranks": 1, "seed": 5}
+    size |= {"tokens": 17, "ranks": 1, "seed": 5}
     data = _checkpoint(size)
     config = _moe_config(size)
     config.hidden_dim, config.intermediate_size_per_partition = sizes
@@ -163,7 +163,7 @@ def row_major(launches: Any) -> dict[str, Any]:
     experts, layer, data, lines = loaded("auto")
     result["said"] = lines
     wanted = _reference(data | {"x": data["x"][:, :HIDDEN]})
-    for rows in (0, 1, 2, 3, 5, 8, 9):
+    for rows in (0, 1, 2, 8, 9, 16, 17):
         launches.names.clear()
         cutlass.calls.clear()
         out = _apply(experts, layer, data, rows)

@@ -102,9 +102,11 @@ def _selection(capability: str, folder: Path, out: Path) -> None:
         module.unavailable.cache_clear()
         result[name] = {option: ask(option) for option in ("auto", "on", "off")}
     module.CUBINS = shipped
-    module.unavailable.cache_clear()
-    os.environ["VLLM_BATCH_INVARIANT"] = "1"
-    result["batch invariant"] = {"auto": ask("auto")}
+    for variable in ("VLLM_BATCH_INVARIANT", "VLLM_LORA_ENABLE_DUAL_STREAM"):
+        module.unavailable.cache_clear()
+        os.environ[variable] = "1"
+        result[variable] = {"auto": ask("auto")}
+        del os.environ[variable]
     out.write_text(json.dumps(result), encoding="utf-8")
 
 
@@ -112,7 +114,7 @@ def _selection(capability: str, folder: Path, out: Path) -> None:
 
 
 def _driver() -> dict[str, Any]:
-    """What reaches the driver of three launches and of one that it refuses."""
+    """What reaches the driver of two launches and of one that it refuses."""
     import torch
     from vllm_sparkforge.decode import module
 
@@ -126,8 +128,8 @@ def _driver() -> dict[str, Any]:
     operands = module.CombineOperands(experts=16, ids=32, sum=48, k=64)
     device = torch.device("cuda", 0)
     try:
-        for options in ({}, {}, {"cluster": True}):
-            module.launch("experts_combine", (3, 2), 256, 1024, operands, device, **options)
+        for _ in range(2):
+            module.launch("experts_combine", (3, 2), 256, 1024, operands, device)
         calls = list(driver.calls)
         unknown = outcome(lambda: str(module.launch("no", (1, 1), 1, 0, operands, device)))
         driver.error = Named(1, "CUDA_ERROR_INVALID_VALUE")

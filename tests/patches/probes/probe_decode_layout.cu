@@ -170,9 +170,10 @@ int main() {
                        AT(T, cache), AT(T, k_scale), AT(T, v_scale), AT(T, block_stride), AT(T, head_stride),
                        AT(T, slot_stride), AT(T, heads), AT(T, kv_heads), AT(T, block_size), AT(T, written)});
   list<int>("Route", {(int)sizeof(R), AT(R, x), AT(R, residual), AT(R, norm), AT(R, weights), AT(R, bias),
-                      AT(R, padding), AT(R, sum), AT(R, normed), AT(R, ids), AT(R, shares), AT(R, k), AT(R, n),
-                      AT(R, rows), AT(R, epsilon)});
+                      AT(R, sum), AT(R, normed), AT(R, logits), AT(R, ids), AT(R, k), AT(R, n), AT(R, rows),
+                      AT(R, epsilon)});
   list<int>("Expert", {(int)sizeof(E), AT(E, x), AT(E, weights), AT(E, scales), AT(E, bias), AT(E, ids),
-                       AT(E, shares), AT(E, out), AT(E, k), AT(E, n), AT(E, stride), AT(E, rows), AT(E, pitch)}, "}}\n");
+                       AT(E, shares), AT(E, logits), AT(E, padding), AT(E, out), AT(E, k), AT(E, n), AT(E, stride),
+                       AT(E, rows), AT(E, pitch), AT(E, experts)}, "}}\n");
   return 0;
 }
