@@ -16,6 +16,7 @@ Each case runs in a process of its own, ``--gpus`` at a time. Tokens/s of decodi
 difference of two lengths, the median of ``--repeat``; milliseconds of prefill likewise. Distances
 are of all positions of two prompts, from steps of eight tokens and from one step, to the first
 case: KL in nats over the whole vocabulary and the share of positions with the same likeliest token.
+``as_alone``: how many of twelve sequences together have the tokens that each has alone.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def tensors(model: Any, rounded: bool) -> Any:
         for name, rows in (("q_proj", heads), ("k_proj", kv), ("v_proj", kv)):
             yield f"{base}self_attn.{name}.weight", dense(rows, hidden, 1.07 * hidden**-0.5)
             yield f"{base}self_attn.{name}.bias", small(rows)
-        yield f"{base}self_attn.o_proj.weight", dense(hidden, heads, 1.28 * heads**-0.5)
+        yield f"{base}self_attn.o_proj.weight", dense(hidden, heads, 0.16 * heads**-0.5)
         yield f"{base}self_attn.o_proj.bias", small(hidden)
         yield f"{base}self_attn.sinks", small(model.num_attention_heads, deviation=1.0)
         yield f"{base}mlp.router.weight", small(experts, hidden, deviation=2 * hidden**-0.5)
@@ -99,7 +100,8 @@ def tensors(model: Any, rounded: bool) -> Any:
         for name, rows, columns in (("gate_up", 2 * inner, hidden), ("down", hidden, inner)):
             at = f"{base}mlp.experts.{name}_proj_"
             yield f"{at}blocks", some(0, 256, experts, rows, columns // 32, 16)
-            yield f"{at}scales", some(119, 122, experts, rows, columns // 32)
+            low = 119 if name == "gate_up" else 116  # 2^-8, 2^-11
+            yield f"{at}scales", some(low, low + 3, experts, rows, columns // 32)
             yield f"{at}bias", small(experts, rows)
     yield "model.norm.weight", small(hidden, mean=1.0)
     yield "lm_head.weight", dense(model.vocab_size, hidden, 6 * hidden**-0.5)
@@ -182,6 +184,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             run(1, 1, length)
             times = [run(1, 1, length) for _ in range(options.repeat)]
             found[f"prefill_{length}_ms"] = round(1e3 * statistics.median(times), 2)
+    # sequences of unlike length, which end one after the other
+    ids = [[(31 * i * (k + 2) + k) % (vocab - 8) for i in range(20 + 37 * k)] for k in range(12)]
+    many: Any = [{"prompt_token_ids": one} for one in ids]
+    each = [
+        SamplingParams(temperature=0, max_tokens=16 + 8 * k, ignore_eos=True, detokenize=False)
+        for k in range(12)
+    ]
+    together = llm.generate(many, each, use_tqdm=False)
+    alone = [llm.generate(*one, use_tqdm=False)[0] for one in zip(many, each, strict=True)]
+    pairs = zip(together, alone, strict=True)
+    found["as_alone"] = sum(a.outputs[0].token_ids == b.outputs[0].token_ids for a, b in pairs)
     if not options.server:
         scheduler = llm.llm_engine.engine_core.engine_core.scheduler
         for name, most in (("whole", scheduler.max_num_scheduled_tokens), ("steps", 8)):
