@@ -144,7 +144,7 @@ def _end(number: int, _: object) -> None:
 def main() -> None:
     """Run the trial of a plan."""
     began = time.monotonic()
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, _end)
     child = [sys.executable, "-m", "vllm_sparkforge.trial.child"]
     found = run(json.loads(sys.argv[1]), child, lambda text: print(f"trial: {text}", flush=True))

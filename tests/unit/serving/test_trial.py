@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -196,9 +197,22 @@ def test_another_driver_and_always_try_again(
     start(NOTHING)
     monkeypatch.setattr(devices, "driver", lambda: "590.1")
     start(NOTHING)
+    monkeypatch.setenv("VLLM_SPARKFORGE", '{"off": ["rotary"]}')
+    start(NOTHING)
     monkeypatch.setenv("SPARKFORGE_CHECKS", "preflight=always")
     start(NOTHING)
-    assert len(asked(tmp_path)) == 3
+    assert len(asked(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("text", ["", '{"asked": [', "[]", "null", '{"asked": 1}', "\0\0"])
+def test_a_damaged_verdict_is_no_obstacle(start: Any, tmp_path: Path, text: str) -> None:
+    start(NOTHING)
+    (file,) = (tmp_path / "jit").glob(f"*/{trial.NAME}")
+    kept = file.read_text()
+    file.write_text(text)
+    start(NOTHING)
+    assert len(asked(tmp_path)) == 2
+    assert file.read_text() == kept
 
 
 @pytest.mark.parametrize(
@@ -227,6 +241,7 @@ def test_kernels_that_must_be_used_end_the_start(
     assert "--decode-kernels on: these failed their trial: INT8" in capsys.readouterr().err
     monkeypatch.setenv("SPARKFORGE_CHECKS", "preflight=always")
     assert len(start(NOTHING, "--decode-kernels", "on")) == 2
+    assert len(start(CHOSEN, "--decode-kernels", "on")) == 2  # a tactic of CUTLASS is none
 
 
 @pytest.mark.parametrize(
@@ -249,6 +264,15 @@ def test_a_trial_without_a_verdict_is_no_obstacle(
     (tmp_path / "plugin" / trial.MODULE / "trial.py").write_text("raise SystemExit(3)")
     assert len(start(NOTHING)) == 2
     assert "trial: no verdict (exit code 3); going on without" in capsys.readouterr().err
+
+
+def test_a_process_that_cannot_be_killed_is_no_obstacle() -> None:
+    """It has the pipe that the verdict comes by."""
+    script = "import subprocess; subprocess.Popen(['sleep', '60']); print('verdict: {}')"
+    signals: Any = Signals()
+    began = time.monotonic()
+    assert trial._verdict([sys.executable, "-c", script], {}, os.environ, signals) == {}
+    assert time.monotonic() - began < 50
 
 
 def test_a_signal_ends_it(monkeypatch: Patch, tmp_path: Path) -> None:
