@@ -121,9 +121,12 @@ def for_plugin(words: Sequence[str]) -> list[str]:
             raise SettingError(f"{name} is not possible here", f"use {CONFIG}")
         if option in (*_KEYS, _MOE, CONFIG):
             alone = equals or not rest or rest[0].startswith("-")
+            ours.pop(option, None)  # the order is that of the last ones
             ours[option] = text if alone else rest.pop(0)
         else:
             kept.append(word)
+    before = [*ours, CONFIG].index(CONFIG)
+    earlier = {_KEYS[option]: option for option in [*ours][:before] if option in _KEYS}
     found = {key: ours.pop(option) for option, key in _KEYS.items() if option in ours}
     if not all(found.values()):
         raise SettingError(f"one of {', '.join(_KEYS)} has no value", "write --OPTION VALUE")
@@ -141,6 +144,9 @@ def for_plugin(words: Sequence[str]) -> list[str]:
     if found:
         try:
             merged = json.loads(ours.get(CONFIG) or "{}")
+            if lost := earlier.keys() & merged.get(KEY, {}):  # of the profile's, or of the user's
+                option = earlier[min(lost)]
+                raise SettingError(f"{CONFIG} cannot replace {option}", f"write {option} again")
             merged[KEY] = {**merged.get(KEY, {}), **found}
         except (ValueError, TypeError, AttributeError):  # without the value: it may be a secret
             msg = f"the value of {CONFIG} is no JSON object"

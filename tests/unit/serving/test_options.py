@@ -64,6 +64,7 @@ def test_a_given_configuration_is_kept_beside_them(words: str, config: str) -> N
         "--additional-config.a=secret",
         "--decode-kernels --enforce-eager",
         "--decode-kernels yes",
+        '--mxfp4-layers qkv --additional-config {"sparkforge":{"mxfp4_layers":"secret"}}',
         "--mxfp4-layers qkv=int5",
         "--mxfp4-layers QKV",
         "--mxfp4-layers qkv,,o",
