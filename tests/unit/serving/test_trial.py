@@ -74,6 +74,7 @@ def test_each_kind_has_its_verdict(parent: Any, how: str, said: str) -> None:
     everything = said.startswith("all: ")
     failed = [] if how == "right" else ["all"] if everything else ["INT8"]
     expect = {"failed": failed[0].upper(), "linear": None} if failed else {}
+    expect |= {"experts": None} if everything else {}
     assert verdict == {
         "failed": failed,
         "moe_backend": None,
@@ -96,7 +97,11 @@ FAILED = {"failed": ["INT8"], "moe_backend": None, "expect": {"failed": "INT8", 
 CHOSEN = {
     "failed": ["CUTLASS tactic 3"],
     "moe_backend": "flashinfer_cutlass",
-    "expect": {"failed": "CUTLASS TACTIC 3", "moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8"},
+    "expect": {
+        "failed": "CUTLASS TACTIC 3",
+        "moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+        "experts": None,
+    },
 }
 NOTHING: dict[str, Any] = {"failed": [], "moe_backend": None, "expect": {}}
 
@@ -120,7 +125,7 @@ def start(monkeypatch: Patch, tmp_path: Path) -> Callable[..., Any]:
         tmp_path,
         cuda_arch="12.1",
         moe_backend="marlin",
-        expect={"moe": "MARLIN", "linear": "DECODE"},
+        expect={"moe": "MARLIN", "linear": "DECODE", "experts": "DECODE"},
         choices={"exact": {}, "fast": {"mxfp4_layers": "qkv,o"}},
         choice="fast",
     )
@@ -161,7 +166,7 @@ def test_its_verdict_reaches_both_servers(
     said = capsys.readouterr()
     assert "entrypoint: trial: INT8: hang: no result within 60 s" in said.err
     assert "a line of vLLM's" in said.out
-    usual = {"moe": "MARLIN", "linear": "DECODE"}
+    usual = {"moe": "MARLIN", "linear": "DECODE", "experts": "DECODE"}
     wanted = {kind: name for kind, name in {**usual, **verdict["expect"]}.items() if name}
     failed = ",".join(verdict["failed"]) or None
     backend = verdict["moe_backend"] or "marlin"
