@@ -90,7 +90,7 @@ def lossless_layers(launches: Any) -> dict[str, Any]:
         "packed again": one(),
         "on": one(option="on"),
         "a dummy checkpoint": one(None),
-        "a short list": one(-13),
+        "a short list": one(-11),
         "a long list": one(-30),
         "a long list, on": one(-30, option="on"),
         "kernels that fail": one(spoil=fail),
