@@ -29,7 +29,8 @@ class KernelMetrics(AggregateStatLoggerBase):
     def log_engine_initialized(self) -> None:
         """Set the gauge of each kind that was compared."""
         chosen = options.of(self._config)
-        found = {**verdicts.read(self._config), **dict.fromkeys(chosen.failed, False)}
+        failed = (kind for kind in chosen.failed if not kind.startswith(options.TACTIC))
+        found = {**verdicts.read(self._config), **dict.fromkeys(failed, False)}
         if not found or "metrics" in chosen.off:
             return
         gauge = REGISTRY._names_to_collectors.get(_NAME) or Gauge(

@@ -44,6 +44,7 @@ _KEYS = {
     "--decode-kernels": "decode_kernels",
     "--failed-kernels": "failed",
 }
+_LAYER = re.compile(r"(qkv|o|lm_head)(=(mxfp[48]|int[68]|nvfp4|lossless))?|moe(=mxfp4)?")
 _MOE, _EXPERTS = "--moe-backend", "bf16_dequant"  # an option of vLLM, and our plugin's value of it
 SECRET_NAME = r"(?:api[-_]?key|token(?!iz|s)|secret|passw|credential|authorization)"
 """Pattern, in lower case, in the names of secrets; it does not match ``max_tokens``."""
@@ -94,6 +95,16 @@ def meant(word: str, options: Iterable[str]) -> str:
     return next((one for one in options if len(plain) > 2 and one.startswith(plain)), "")
 
 
+def layers(text: str) -> str:
+    """Return a value of ``--mxfp4-layers``; ValueError where the plugin would refuse it."""
+    items = [one.strip() for one in text.split(",")]
+    if wrong := [one for one in items if not _LAYER.fullmatch(one)]:
+        raise ValueError(f"there is no layer or format {wrong[0]!r}")
+    if len({one.partition("=")[0] for one in items}) < len(items):
+        raise ValueError("a layer occurs twice")
+    return text
+
+
 def for_plugin(words: Sequence[str]) -> list[str]:
     """Return options of ``vllm serve``, with those of our plugin where it reads them.
 
@@ -110,12 +121,22 @@ def for_plugin(words: Sequence[str]) -> list[str]:
             raise SettingError(f"{name} is not possible here", f"use {CONFIG}")
         if option in (*_KEYS, _MOE, CONFIG):
             alone = equals or not rest or rest[0].startswith("-")
+            ours.pop(option, None)  # the order is that of the last ones
             ours[option] = text if alone else rest.pop(0)
         else:
             kept.append(word)
+    before = [*ours, CONFIG].index(CONFIG)
+    earlier = {_KEYS[option]: option for option in [*ours][:before] if option in _KEYS}
     found = {key: ours.pop(option) for option, key in _KEYS.items() if option in ours}
     if not all(found.values()):
         raise SettingError(f"one of {', '.join(_KEYS)} has no value", "write --OPTION VALUE")
+    try:
+        layers(found.get("mxfp4_layers", "moe"))
+    except ValueError as error:  # the plugin would say so in a traceback, or after the download
+        msg = f"--mxfp4-layers {found['mxfp4_layers']}: {error}"
+        raise SettingError(msg, "write a list like qkv=int8,o=int8,lm_head=int6") from None
+    if (given := found.get("decode_kernels", "auto")) not in ("auto", "on", "off"):
+        raise SettingError(f"--decode-kernels {given}: no such value", "use auto, on or off")
     # vLLM's parser reads the names of backends so
     if ours.get(_MOE, "").lower().replace("-", "_") == _EXPERTS:
         found["experts"] = _EXPERTS
@@ -123,6 +144,9 @@ def for_plugin(words: Sequence[str]) -> list[str]:
     if found:
         try:
             merged = json.loads(ours.get(CONFIG) or "{}")
+            if lost := earlier.keys() & merged.get(KEY, {}):  # of the profile's, or of the user's
+                option = earlier[min(lost)]
+                raise SettingError(f"{CONFIG} cannot replace {option}", f"write {option} again")
             merged[KEY] = {**merged.get(KEY, {}), **found}
         except (ValueError, TypeError, AttributeError):  # without the value: it may be a secret
             msg = f"the value of {CONFIG} is no JSON object"

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from sparkforge.serving.options import SettingError, StartError, has, value
+from sparkforge.serving.options import SettingError, StartError, has, layers, value
 
 VARIABLE = "SPARKFORGE_PROFILE"
 _LAYERS = "--mxfp4-layers"
@@ -39,18 +39,7 @@ Truth = Annotated[
 ]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 Backend = Annotated[str, Field(pattern=r"^[A-Z0-9_]+$")]
-_LAYER = "((qkv|o|lm_head)(=mxfp[48]|=int[68]|=nvfp4|=lossless)?|moe(=mxfp4)?)"
-
-
-def _once(text: str) -> str:
-    """Refuse a layer that occurs twice, as the plugin does."""
-    names = [one.partition("=")[0] for one in text.split(",")]
-    if len(set(names)) < len(names):
-        raise ValueError("a layer occurs twice")
-    return text
-
-
-LayerList = Annotated[str, Field(pattern=f"^{_LAYER}(,{_LAYER})*$"), AfterValidator(_once)]
+LayerList = Annotated[str, AfterValidator(layers)]
 
 
 class MemoryPlan(BaseModel, frozen=True, extra="forbid"):
@@ -156,11 +145,11 @@ class Profile(BaseModel, frozen=True, extra="forbid"):
 
     def expectations(self, command: Sequence[str], caller: Sequence[str]) -> dict[str, str]:
         """Return the backends that vLLM has to choose, by kind; the user's own are not checked."""
-        layers = (value(command, _LAYERS) or "moe").split(",")
+        given = (value(command, _LAYERS) or "moe").split(",")
         # vLLM logs the backend of dense layers only where some are quantised. A lossless layer may
         # stay in BF16, and is no other for that
         dense = [
-            one for one in layers if not one.strip().startswith("moe") and "lossless" not in one
+            one for one in given if not one.strip().startswith("moe") and "lossless" not in one
         ]
         own = {kind for kind in self.expect if has(caller, f"--{kind}-backend")}
         if not dense or has(caller, "--decode-kernels"):

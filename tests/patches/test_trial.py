@@ -58,7 +58,7 @@ def test_a_kind_that_failed_changes_a_server(computed: Any, name: str) -> None:
     ]
 
 
-CHOSEN = {"moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8"}
+CHOSEN = {"moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8", "experts": None}
 
 
 @pytest.mark.parametrize(

@@ -126,10 +126,11 @@ def verdict(found: Found) -> dict[str, Any]:
     expect: dict[str, str | None] = {}
     if failed:
         expect["failed"] = ",".join(sorted(failed)).upper()
-    if ALL in wrong or any(one["part"] == "layers" for one in wrong.values()):
-        expect["linear"] = None  # more than one, perhaps
+    for part, kind in (("layers", "linear"), ("experts", "experts")):
+        if ALL in wrong or any(one["part"] == part for one in wrong.values()):
+            expect[kind] = None  # more than one, perhaps
     if backend:
-        expect["moe"] = choice["name"]
+        expect |= {"moe": choice["name"], "experts": None}
     keep = all(found[kind]["problem"] != "memory" for kind in failed if kind in found)
     return {"failed": sorted(failed), "moe_backend": backend, "expect": expect, "keep": keep}
 
@@ -144,7 +145,7 @@ def _end(number: int, _: object) -> None:
 def main() -> None:
     """Run the trial of a plan."""
     began = time.monotonic()
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, _end)
     child = [sys.executable, "-m", "vllm_sparkforge.trial.child"]
     found = run(json.loads(sys.argv[1]), child, lambda text: print(f"trial: {text}", flush=True))

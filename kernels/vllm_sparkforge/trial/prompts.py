@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vllm_sparkforge.options import TACTIC
+
 if TYPE_CHECKING:
     from vllm_sparkforge.trial.kinds import Kind, Trial
 
@@ -22,7 +24,6 @@ LISTED = "CUTLASS's list of tactics"
 ROWS = (2048, 8192)
 FASTER = 1.05
 """Marlin's time over CUTLASS's, from which on the activations' rounding is worth it."""
-_TACTIC = "CUTLASS tactic "
 _OPERATORS = ("trtllm::fused_moe::gemm1", "trtllm::fused_moe::gemm2")
 _CALLS = 3
 """That are timed together."""
@@ -39,7 +40,7 @@ def _is_compiled() -> bool:
 
 def leave_out(failed: frozenset[str]) -> None:
     """Keep FlashInfer's autotuner from the tactics that failed."""
-    numbers = {int(one.removeprefix(_TACTIC)) for one in failed if one.startswith(_TACTIC)}
+    numbers = {int(one.removeprefix(TACTIC)) for one in failed if one.startswith(TACTIC)}
     if not numbers:
         return
     from flashinfer.autotuner import AutoTuner
@@ -240,7 +241,7 @@ class Prompts:
             "text": f"{'CUTLASS' if faster else 'Marlin'}: Marlin and CUTLASS take for {times}",
             "moe_backend": BACKEND if faster else None,
             "name": Mxfp4MoeBackend.FLASHINFER_CUTLASS_MXFP4_MXFP8.value,
-            "left_out": [f"{_TACTIC}{one}" for one in left_out],
+            "left_out": [f"{TACTIC}{one}" for one in left_out],
         }
 
 

@@ -82,6 +82,7 @@ def lossless_layers(launches: Any) -> dict[str, Any]:
         found["parameters"] = {
             name: str(one.dtype).removeprefix("torch.") for name, one in layer.named_parameters()
         }
+        found["listed"] = len(getattr(layer, "weight_listed", ()))
         return found
 
     return {
@@ -89,6 +90,7 @@ def lossless_layers(launches: Any) -> dict[str, Any]:
         "packed again": one(),
         "on": one(option="on"),
         "a dummy checkpoint": one(None),
+        "a short list": one(-11),
         "a long list": one(-30),
         "a long list, on": one(-30, option="on"),
         "kernels that fail": one(spoil=fail),
@@ -96,6 +98,7 @@ def lossless_layers(launches: Any) -> dict[str, Any]:
         "96 columns": one(k=96),
         "off": one(option="off"),
         "part off": one(off=["layers"]),
+        "a failed trial": one(failed="LOSSLESS"),
         "head": one(n=65_552, k=64, head_dtype=torch.bfloat16),
         "a float32 head": one(head_dtype=torch.float32),
     }

@@ -23,7 +23,7 @@ def metrics(_: Any) -> dict[str, Any]:
     for path, age in ((old, WEEK_S), (others, 0)):
         path.write_text('{"of another server": true}', encoding="utf-8")
         os.utime(path, (time.time() - age,) * 2)
-    with configured("auto") as config:
+    with configured("auto", failed="CUTLASS tactic 3") as config:  # which is no kernel of ours
         nothing = _text(config, [0])
         before = config.compute_hash()
         _rank(("MXFP4", True), ("MXFP4", False), ("BF16", True))

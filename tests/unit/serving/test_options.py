@@ -63,6 +63,13 @@ def test_a_given_configuration_is_kept_beside_them(words: str, config: str) -> N
         "--additional-config secret",
         "--additional-config.a=secret",
         "--decode-kernels --enforce-eager",
+        "--decode-kernels yes",
+        '--mxfp4-layers qkv --additional-config {"sparkforge":{"mxfp4_layers":"secret"}}',
+        "--mxfp4-layers qkv=int5",
+        "--mxfp4-layers QKV",
+        "--mxfp4-layers qkv,,o",
+        "--mxfp4-layers qkv,qkv=int8",
+        "--mxfp4-layers moe=int8",
     ],
 )
 def test_what_cannot_be_passed_is_an_error_with_a_hint(words: str) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ def test_each_kind_has_its_verdict(parent: Any, how: str, said: str) -> None:
     everything = said.startswith("all: ")
     failed = [] if how == "right" else ["all"] if everything else ["INT8"]
     expect = {"failed": failed[0].upper(), "linear": None} if failed else {}
+    expect |= {"experts": None} if everything else {}
     assert verdict == {
         "failed": failed,
         "moe_backend": None,
@@ -95,7 +97,11 @@ FAILED = {"failed": ["INT8"], "moe_backend": None, "expect": {"failed": "INT8", 
 CHOSEN = {
     "failed": ["CUTLASS tactic 3"],
     "moe_backend": "flashinfer_cutlass",
-    "expect": {"failed": "CUTLASS TACTIC 3", "moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8"},
+    "expect": {
+        "failed": "CUTLASS TACTIC 3",
+        "moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+        "experts": None,
+    },
 }
 NOTHING: dict[str, Any] = {"failed": [], "moe_backend": None, "expect": {}}
 
@@ -119,7 +125,7 @@ def start(monkeypatch: Patch, tmp_path: Path) -> Callable[..., Any]:
         tmp_path,
         cuda_arch="12.1",
         moe_backend="marlin",
-        expect={"moe": "MARLIN", "linear": "DECODE"},
+        expect={"moe": "MARLIN", "linear": "DECODE", "experts": "DECODE"},
         choices={"exact": {}, "fast": {"mxfp4_layers": "qkv,o"}},
         choice="fast",
     )
@@ -160,7 +166,7 @@ def test_its_verdict_reaches_both_servers(
     said = capsys.readouterr()
     assert "entrypoint: trial: INT8: hang: no result within 60 s" in said.err
     assert "a line of vLLM's" in said.out
-    usual = {"moe": "MARLIN", "linear": "DECODE"}
+    usual = {"moe": "MARLIN", "linear": "DECODE", "experts": "DECODE"}
     wanted = {kind: name for kind, name in {**usual, **verdict["expect"]}.items() if name}
     failed = ",".join(verdict["failed"]) or None
     backend = verdict["moe_backend"] or "marlin"
@@ -196,9 +202,22 @@ def test_another_driver_and_always_try_again(
     start(NOTHING)
     monkeypatch.setattr(devices, "driver", lambda: "590.1")
     start(NOTHING)
+    monkeypatch.setenv("VLLM_SPARKFORGE", '{"off": ["rotary"]}')
+    start(NOTHING)
     monkeypatch.setenv("SPARKFORGE_CHECKS", "preflight=always")
     start(NOTHING)
-    assert len(asked(tmp_path)) == 3
+    assert len(asked(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("text", ["", '{"asked": [', "[]", "null", '{"asked": 1}', "\0\0"])
+def test_a_damaged_verdict_is_no_obstacle(start: Any, tmp_path: Path, text: str) -> None:
+    start(NOTHING)
+    (file,) = (tmp_path / "jit").glob(f"*/{trial.NAME}")
+    kept = file.read_text()
+    file.write_text(text)
+    start(NOTHING)
+    assert len(asked(tmp_path)) == 2
+    assert file.read_text() == kept
 
 
 @pytest.mark.parametrize(
@@ -227,6 +246,7 @@ def test_kernels_that_must_be_used_end_the_start(
     assert "--decode-kernels on: these failed their trial: INT8" in capsys.readouterr().err
     monkeypatch.setenv("SPARKFORGE_CHECKS", "preflight=always")
     assert len(start(NOTHING, "--decode-kernels", "on")) == 2
+    assert len(start(CHOSEN, "--decode-kernels", "on")) == 2  # a tactic of CUTLASS is none
 
 
 @pytest.mark.parametrize(
@@ -249,6 +269,15 @@ def test_a_trial_without_a_verdict_is_no_obstacle(
     (tmp_path / "plugin" / trial.MODULE / "trial.py").write_text("raise SystemExit(3)")
     assert len(start(NOTHING)) == 2
     assert "trial: no verdict (exit code 3); going on without" in capsys.readouterr().err
+
+
+def test_a_process_that_cannot_be_killed_is_no_obstacle() -> None:
+    """It has the pipe that the verdict comes by."""
+    script = "import subprocess; subprocess.Popen(['sleep', '60']); print('verdict: {}')"
+    signals: Any = Signals()
+    began = time.monotonic()
+    assert trial._verdict([sys.executable, "-c", script], {}, os.environ, signals) == {}
+    assert time.monotonic() - began < 50
 
 
 def test_a_signal_ends_it(monkeypatch: Patch, tmp_path: Path) -> None:
