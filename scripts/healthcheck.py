@@ -31,7 +31,7 @@ def check() -> str:
         return f"starting: {text}"
     client = health.Client(door.folder() / door.OWN, SECONDS)
     if os.environ.get("SPARKFORGE_CLUSTER_ROLE") == "worker":
-        cluster.check_beat()  # it takes no requests: healthy means a link to the head
+        cluster.check_link()  # it takes no requests: healthy means a link to the head
     elif door.REPLICAS in os.environ:  # a router, whose answer is a line about its servers
         print(client.ask(time.monotonic() + SECONDS, "GET", "/health").decode().strip())
     else:
