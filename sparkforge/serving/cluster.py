@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
 
-from sparkforge.serving.health import read_mark, write_mark
+from sparkforge.serving.health import write_mark
 from sparkforge.serving.options import EX_PROTOCOL, EX_UNAVAILABLE, StartError, say
 
 VARIABLE, ROLE = "SPARKFORGE_CLUSTER", "SPARKFORGE_CLUSTER_ROLE"
@@ -183,7 +183,7 @@ class Link:
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):  # between two probes
-            connection.setsockopt(socket.IPPROTO_TCP, option, max(SILENCE_S // 3, 1))
+            connection.setsockopt(socket.IPPROTO_TCP, option, SILENCE_S // 3)
         # of probes and of data, in ms
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
         return lines
@@ -200,9 +200,3 @@ class Link:
     def _end(self, why: str) -> None:
         self.problem = self.problem or why
         write_mark("linked", False)
-
-
-def check_link() -> None:
-    """Raise ValueError where the worker has no link to its head."""
-    if not read_mark("linked"):
-        raise ValueError("no link to the head")

@@ -17,7 +17,8 @@ BOTH = ("spark-head", "spark-worker")
 SIGNAL = """
 import os, pathlib, sys
 for stat in pathlib.Path("/proc").glob("[0-9]*"):
-    if b"VLLM::Worker" in (stat / "cmdline").read_bytes():
+    line = (stat / "cmdline").read_bytes()
+    if int(stat.name) != os.getpid() and (b"VLLM::Worker" in line or b"--headless" in line):
         os.kill(int(stat.name), int(sys.argv[1]))
 """
 

@@ -6,12 +6,14 @@ vLLM itself and containers: tests/e2e/nightly/test_cluster.py.
 
 import ast
 import os
+import platform
 import re
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -37,7 +39,8 @@ import os, socket, sys, time
 
 words = sys.argv[1:]
 where = [words[words.index("--master-" + name) + 1] for name in ("addr", "port")]
-print("words", *words, "host", os.environ["VLLM_HOST_IP"], flush=True)
+nvls = os.environ["NCCL_NVLS_ENABLE"]
+print("words", *words, "nvls", nvls, "host", os.environ["VLLM_HOST_IP"], flush=True)
 print("pid", os.getpid(), flush=True)
 while "--headless" in words:
     try:
@@ -130,15 +133,15 @@ def test_each_half_gets_its_place_and_the_worker_is_well_while_the_head_is(
     wait_for(lambda: worker.said("waiting for the head"))
     assert "starting: waiting for the other machine" in worker.health()
     assert not worker.said("words ")  # nothing is started alone
-    head = node("head", SPARKFORGE_PROFILE=str(profile))
+    head = node("head", SPARKFORGE_PROFILE=str(profile), NCCL_NVLS_ENABLE="1")
     wait_for(lambda: head.said("first token") and worker.health() == "well")
     # before vLLM starts, and again when the weights have been read
     wait_for(lambda: worker.text().count("page cache: ") == 2)
     assert "--nnodes 2 --master-addr 127.0.0.1 --node-rank 0" in head.output.read_text()
-    assert head.said("host 127.0.0.1\n")
+    assert head.said("nvls 1 host 127.0.0.1\n")  # a user's own value
     assert "--master-addr 127.0.0.1 --node-rank 1" in worker.output.read_text()
     assert "--headless" in worker.output.read_text()
-    assert worker.said("host 127.0.0.2\n")
+    assert worker.said("nvls 0 host 127.0.0.2\n")
     head.process.terminate()
     head.ended()
     assert worker.ended() == EX_TEMPFAIL
@@ -235,3 +238,28 @@ def test_settings_that_make_no_sense_are_refused(role: str, text: str) -> None:
     with pytest.raises(StartError, match="SPARKFORGE_CLUSTER is ") as error:
         cluster.settings({cluster.ROLE: role, cluster.VARIABLE: text})
     assert error.value.code == EX_CONFIG
+
+
+@pytest.mark.parametrize(
+    ("nccl", "issues"),
+    [
+        ("2.29.2", ["2353", "2393"]),
+        ("2.29.7", ["2393"]),
+        ("2.30.4", ["2167", "2393"]),
+        ("2.30.7", ["2393"]),
+        ("2.100.0", []),
+    ],
+)
+def test_the_start_names_nccl_and_what_is_known_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    nccl: str,
+    issues: list[str],
+) -> None:
+    monkeypatch.setattr(metadata, "version", {cluster.NCCL: nccl}.__getitem__)
+    monkeypatch.setattr(platform, "release", lambda: "7.0.0-1019-nvidia")
+    cluster.say_nccl()
+    said = capsys.readouterr().err
+    assert f"NCCL {nccl}, kernel 7.0.0-1019-nvidia" in said
+    assert re.findall(r"warning: NCCL .*nccl#(\d+)", said) == issues
+    assert "boot it with kho=off" in said

@@ -354,15 +354,15 @@ def pair(seen: Machine, want: Want) -> list[Finding]:
     state, mtu = (seen.text(path).strip() for path in paths)
     text = f"{mine.interface}: {state or 'missing'}, mtu {mtu or 'unknown'}"
     hint = "ip -br address   # and step 1 of docs/several-sparks.md"
-    cable = error(text, hint) if state != "up" else warning(text, hint)
-    cable = ok(text) if (state, mtu) == ("up", "9000") else cable
+    bad = warning(text, hint) if state == "up" else error(text, hint)
+    cable = ok(text) if (state, mtu) == ("up", "9000") else bad
     locks = [seen.text(f"{seen.root}/{path}") for path in want.target.requirements.values()]
     nccl = re.search(rf"(?m)^{cluster.NCCL}==([\d.]+)", "".join(locks))
     version, kernel = nccl[1] if nccl else "", seen.value("kernel", platform.release) or "unknown"
     found = cluster.faults(version, kernel, seen.text("/proc/cmdline"))
     text = f"NCCL {version} is locked, kernel {kernel}"
-    bad = warning("; ".join([text, *found]), "docs/several-sparks.md, If it hangs")
-    return [cable, bad if found else ok(text)]
+    hint = "docs/several-sparks.md, If one hangs or dies"
+    return [cable, warning("; ".join([text, *found]), hint) if found else ok(text)]
 
 
 # -- all checks --------------------------------------------------------------------------
