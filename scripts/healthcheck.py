@@ -13,7 +13,7 @@ from pathlib import Path
 # the image's own copy is beside this file; with -I its folder is not searched
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from sparkforge.serving import cluster, door, health
+from sparkforge.serving import door, health
 
 SECONDS = 6.0  # below the time-out of the image's HEALTHCHECK, which would hide the reason
 
@@ -31,8 +31,9 @@ def check() -> str:
         return f"starting: {text}"
     client = health.Client(door.folder() / door.OWN, SECONDS)
     if os.environ.get("SPARKFORGE_CLUSTER_ROLE") == "worker":
-        cluster.check_beat()  # it takes no requests: healthy means a link to the head
-    elif door.REPLICAS in os.environ:  # a router, whose answer is a line about its servers
+        # it takes no requests: healthy means a link to the head
+        return "" if health.read_mark("linked") else "unhealthy: no link to the head"
+    if door.REPLICAS in os.environ:  # a router, whose answer is a line about its servers
         print(client.ask(time.monotonic() + SECONDS, "GET", "/health").decode().strip())
     else:
         health.write_mark("progress", client.observe(health.read_mark("progress")))

@@ -10,7 +10,8 @@ never; one with FAKE_DIES ends the server with SIGILL. FAKE_ANSWER is what each 
 FAKE_LOADS_S is SECONDS-UNTIL-READY where that is not given.
 FAKE_REFERENCE names a preflight's reference, whose prompts are answered right. FAKE_LATE is said at
 the end. With FAKE_ENGINE_DIES, the name of a signal, the engine ends by it at the first request,
-and the server after it, as vLLM does. FAKE_TOKEN_S is how long the engine takes for a token.
+and the server after it, as vLLM does. FAKE_TOKEN_S is how long the engine takes for a token. With
+FAKE_PEER, HOST:PORT, a token needs a byte there and back from who connects, as of an all-reduce.
 """
 
 import itertools
@@ -27,7 +28,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-ENGINE = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
+ENGINE = """
+import os, socket, sys, time
+where, _, port = os.environ.get("FAKE_PEER", "").rpartition(":")
+peer = socket.create_server((where, int(port))).accept()[0] if port else None
+for line in sys.stdin:
+    if peer is not None:
+        peer.sendall(b"1")
+        while not peer.recv(1):  # no collective of NCCL notices that a rank has gone
+            time.sleep(60)
+    print(line, end="", flush=True)
+"""
 
 
 class Engine:

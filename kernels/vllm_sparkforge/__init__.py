@@ -49,6 +49,7 @@ def _register() -> str | None:
     try:
         importlib.import_module("vllm_sparkforge.quant")  # registers the configuration
         importlib.import_module("vllm_sparkforge.bf16_experts")  # which it imports for some models
+        importlib.import_module("vllm_sparkforge.all_reduce").register()
     except ImportError as error:  # another vLLM: none of its models may fail by that
         return f"this vLLM differs: {error}"
     from vllm.model_executor.models import ModelRegistry

@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from vllm_sparkforge.mx.table import FORMATS, LOSSLESS
@@ -27,6 +28,7 @@ PARTS = ("amx", "experts", "layers", "bf16", "norms", "rotary", "memory", "metri
 """What can be switched off: tiles of AMX (in the variable alone); the kernels of MXFP4 experts;
 those of MX layers; those of BF16 layers; joined norms and routers; rotary embedding with the KV
 cache; the measure of graphs on a shared memory; the gauge."""
+NCCL, ALL_REDUCES = "nccl", "sparkforge.all_reduce"  # vLLM's own; the others' entry points
 ALL = "all"  # failed: the device did not get as far as the first kind
 TACTIC = "CUTLASS tactic "  # failed, with a number: none of our kernels
 _FOUND = "found"  # what ``note`` adds
@@ -42,6 +44,7 @@ class Options:
         experts: ``EXPERTS`` or "": what expands a checkpoint's experts to BF16.
         off: of ``PARTS``.
         failed: kinds of kernels, and tactics of CUTLASS, that failed a trial: none is used.
+        all_reduce: ``NCCL``, or a communicator's name: all_reduce.py.
     """
 
     decode_kernels: str = "auto"
@@ -49,6 +52,7 @@ class Options:
     experts: str = ""
     off: frozenset[str] = frozenset()
     failed: frozenset[str] = frozenset()
+    all_reduce: str = NCCL
 
 
 def parse_layers(text: str) -> dict[str, str]:
@@ -87,7 +91,7 @@ def parse(given: Mapping[str, Any]) -> Options:
     Raises:
         ValueError: there is no such option, or it has no such value.
     """
-    known = {"decode_kernels", "mxfp4_layers", "experts", "off", "failed", _FOUND}
+    known = {"decode_kernels", "mxfp4_layers", "experts", "off", "failed", "all_reduce", _FOUND}
     if unknown := sorted(set(given) - known):
         listed = ", ".join(sorted(known - {_FOUND}))
         msg = f"{KEY}: there is no option {unknown[0]!r}; known: {listed}"
@@ -110,12 +114,16 @@ def parse(given: Mapping[str, Any]) -> Options:
     failed = given.get("failed", "")
     if not isinstance(failed, str):
         raise ValueError(f"{KEY}: failed is {failed!r}; use a list like 'INT8,BF16'")
+    chosen = given.get("all_reduce", NCCL)
+    if chosen != NCCL and chosen not in (names := entry_points(group=ALL_REDUCES).names):
+        listed = ", ".join([NCCL, *sorted(names)])
+        raise ValueError(f"{KEY}: there is no all_reduce {chosen!r}; installed: {listed}")
     kinds = frozenset(filter(None, failed.split(",")))
     if ALL in kinds and kernels == "auto":
         kernels = "off"
     if kernels == "on" and any(not kind.startswith(TACTIC) for kind in kinds):
         raise ValueError(f"{KEY}: decode_kernels is on, but some failed their trial: {failed}")
-    return Options(kernels, parse_layers(layers), experts, frozenset(off), kinds)
+    return Options(kernels, parse_layers(layers), experts, frozenset(off), kinds, chosen)
 
 
 def given(config: VllmConfig | None) -> dict[str, Any]:
@@ -156,7 +164,8 @@ def verify(config: VllmConfig, off: str | None) -> None:
         ValueError: there are such, or they cannot be used.
     """
     chosen, model = of(config), config.model_config
-    if off is not None and (chosen.mxfp4_layers or chosen.experts or chosen.decode_kernels == "on"):
+    kernels = chosen.mxfp4_layers or chosen.experts or chosen.decode_kernels == "on"
+    if off is not None and (kernels or chosen.all_reduce != NCCL):
         raise ValueError(f"{KEY}: there are options, but vllm-sparkforge is off: {off}")
     if (chosen.mxfp4_layers or chosen.experts) and model.quantization != "gpt_oss_mxfp4":
         msg = (

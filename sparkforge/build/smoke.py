@@ -40,7 +40,8 @@ SMOKE_ARGUMENTS = ("--max-num-seqs", "4")
 SMOKE_VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"}
 UNPATCHED_VARIABLES = {"VLLM_PLUGINS": ""}
 """An image has our plugin also where its vLLM is made the release's: vLLM must not load it."""
-_OURS = {"--mxfp4-layers": None, "--decode-kernels": None, "--moe-backend": "bf16_dequant"}
+_OURS: dict[str, str | None] = {"--mxfp4-layers": None, "--decode-kernels": None}
+_OURS |= {"--all-reduce": None, "--moe-backend": "bf16_dequant"}
 """Options of ``vllm serve`` that only the plugin has; None: with any value."""
 _PROMPT = "The forge is hot, the spark is small, and every byte is counted once."
 _TOKENS = 24

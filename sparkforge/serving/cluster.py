@@ -1,12 +1,14 @@
 """One server on two machines: their roles, vLLM's options for them, and the link between them.
 
 A half of vLLM does not notice that the other is gone. So the two entrypoints have a TCP connection,
-with a hello of names, then a beat every two seconds. When it ends or falls silent, each ends its
-half, the restart policy restarts both, and they connect again.
+which the kernel's probes end when the other machine is silent. Then each ends its half, the restart
+policy restarts both, and they connect again. A half that hangs stops the head's engine, which the
+head's own health rule ends: no beat of the entrypoints, which do not hang with it, is needed.
 """
 
 import ipaddress
 import json
+import platform
 import re
 import socket
 import threading
@@ -14,15 +16,25 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 from typing import BinaryIO
 
-from sparkforge.serving.health import read_mark, write_mark
+from sparkforge.serving.health import write_mark
 from sparkforge.serving.options import EX_PROTOCOL, EX_UNAVAILABLE, StartError, say
 
 VARIABLE, ROLE = "SPARKFORGE_CLUSTER", "SPARKFORGE_CLUSTER_ROLE"
 SPLIT = ("--tensor-parallel-size", "2")  # the split of the model, equal on both machines
-BEAT_S, SILENCE_S = 2.0, 15.0  # between two beats; without one until the link is broken
+SILENCE_S = 15  # of the other machine's kernel, until the link is broken
 _HELLO_S, _HELLO_LIMIT = 10.0, 1 << 20
+NCCL = "nvidia-nccl-cu13"  # the package
+# first version with a fault, first without it, and the fault on a pair of Sparks. From public
+# reports; the fence also from the wheels' machine code (docs/evidence/machine-code.md)
+NCCL_FAULTS = (
+    ("0", "2.29.3", "loses slots of its proxy on AArch64 until all ranks wait (nccl#2353)"),
+    ("2.30.4", "2.30.5", "may hang at the start, if NCCL_NVLS_ENABLE is not 0 (nccl#2167)"),
+    ("0", "2.32.4", "lacks a fence in RoCE's send path on AArch64, and may hang (nccl#2393)"),
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +70,8 @@ def settings(variables: Mapping[str, str]) -> Settings | None:
 def half(mine: Settings) -> tuple[list[str], dict[str, str]]:
     """Return options of ``vllm serve`` for this machine's half, and variables.
 
-    These keep vLLM, gloo and NCCL on the network of the two.
+    These keep vLLM, gloo and NCCL on the network of the two, and NCCL off NVLS, which needs an
+    NVLink that is not there, and with which NCCL 2.30.4 hung at the start.
     """
     options = ["--distributed-executor-backend", "mp", "--nnodes", "2", "--master-addr", mine.head]
     options += ["--node-rank", "0" if mine.is_head else "1", "--master-port", str(mine.port + 1)]
@@ -66,7 +79,30 @@ def half(mine: Settings) -> tuple[list[str], dict[str, str]]:
         "VLLM_HOST_IP": mine.head if mine.is_head else mine.worker,
         "GLOO_SOCKET_IFNAME": mine.interface,
         "NCCL_SOCKET_IFNAME": f"={mine.interface}",  # =: this one, not all with this prefix
+        "NCCL_NVLS_ENABLE": "0",
     }
+
+
+def faults(nccl: str, kernel: str, command_line: str) -> list[str]:
+    """Return what is known to be bad of NCCL's version, and of the kernel with its command line."""
+
+    def numbers(version: str) -> list[int]:
+        return [int(number) for number in re.findall(r"\d+", version)[:3]]
+
+    within = (one for one in NCCL_FAULTS if numbers(one[0]) <= numbers(nccl) < numbers(one[1]))
+    found = [f"NCCL {nccl} {what}" for *_, what in within]
+    if kernel.startswith("7.0.0-") and "kho=off" not in command_line.split():
+        found.append(f"kernel {kernel} may register no memory for RDMA: boot it with kho=off")
+    return found
+
+
+def say_nccl() -> None:
+    """Log the version of NCCL, and the faults that are known of it and of the kernel."""
+    with suppress(metadata.PackageNotFoundError):  # a build for the CPU has none
+        nccl, kernel = metadata.version(NCCL), platform.release()
+        say(f"NCCL {nccl}, kernel {kernel}")
+        for fault in faults(nccl, kernel, Path("/proc/cmdline").read_text()):
+            say(f"warning: {fault}")
 
 
 class Link:
@@ -77,7 +113,7 @@ class Link:
         self._connection: socket.socket | None = None
         self.peer = "worker" if mine.is_head else "head"
         self.problem = ""  # the reason why the link is broken
-        self.serves = self.peer_serves = False  # this side, and the other, has had its first token
+        self.peer_serves = False  # the head has had its first token
 
     def meet(self) -> None:
         """Wait without limit for the other side; then keep the link in the background.
@@ -103,8 +139,14 @@ class Link:
                     if server is not None:
                         say(f"no hello from the worker: {error}")
         say(f"met the {self.peer}")
-        for work in (self._beat, lambda: self._listen(lines)):
-            threading.Thread(target=work, daemon=True).start()
+        write_mark("linked", True)
+        threading.Thread(target=self._listen, args=(lines,), daemon=True).start()
+
+    def tell(self) -> None:
+        """Tell the other side that this one serves."""
+        if self._connection is not None:
+            with suppress(OSError):  # which the thread meets, too
+                self._connection.sendall(b"serving\n")
 
     def close(self) -> None:
         """Close the link: the other side notices the end of the connection."""
@@ -138,34 +180,23 @@ class Link:
                     raise StartError(f"{msg} image and .env, except for the role", EX_PROTOCOL)
             failed.pop_all()
         self._connection = connection
-        connection.settimeout(SILENCE_S)
+        connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):  # between two probes
+            connection.setsockopt(socket.IPPROTO_TCP, option, SILENCE_S // 3)
+        # of probes and of data, in ms
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
         return lines
-
-    def _beat(self) -> None:
-        assert self._connection is not None
-        with suppress(OSError):  # which the other thread meets, too
-            while not self.problem:
-                self._connection.sendall(b"serving\n" if self.serves else b"loading\n")
-                time.sleep(BEAT_S)
 
     def _listen(self, lines: BinaryIO) -> None:
         why = f"the {self.peer} has gone"
         try:
-            while not self.problem and (line := lines.readline(_HELLO_LIMIT)):
-                self.peer_serves = self.peer_serves or line == b"serving\n"
-                write_mark("beat", time.time())
-        except TimeoutError:
-            why = f"no beat from the {self.peer} for {SILENCE_S:.0f} s"
+            while lines.readline(_HELLO_LIMIT):
+                self.peer_serves = True
         except OSError as error:
             why += f": {error.strerror}"
         self._end(why)
 
     def _end(self, why: str) -> None:
         self.problem = self.problem or why
-        write_mark("beat", 0)
-
-
-def check_beat() -> None:
-    """Raise ValueError where the worker's link had no beat within ``SILENCE_S``."""
-    if time.time() - float(read_mark("beat") or 0) > SILENCE_S:
-        raise ValueError(f"no link to the head: no beat within {SILENCE_S:.0f} s")
+        write_mark("linked", False)

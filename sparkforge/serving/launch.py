@@ -162,6 +162,7 @@ class Launch:
                 "profile": json.dumps(profile.document(), sort_keys=True),
                 "options": shlex.join(options.redacted(self.caller)),
             }
+            cluster.say_nccl()
             link = cluster.Link(self.pair, both)
             health.tell("waiting for the other machine")
             link.meet()

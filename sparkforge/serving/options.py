@@ -1,7 +1,8 @@
 """The entrypoint's errors and exit codes, and the options of ``vllm serve``, also our plugin's.
 
-Users write ``--mxfp4-layers``, ``--decode-kernels`` and ``--moe-backend bf16_dequant``, and our
-plugin reads them in ``--additional-config``. They are translated last: logs have the user's words.
+Users write ``--mxfp4-layers``, ``--decode-kernels``, ``--all-reduce`` and ``--moe-backend
+bf16_dequant``, and our plugin reads them in ``--additional-config``. They are translated last: logs
+have the user's words.
 """
 
 import json
@@ -42,6 +43,7 @@ CONFIG, KEY = "--additional-config", "sparkforge"  # a JSON object, and our plug
 _KEYS = {
     "--mxfp4-layers": "mxfp4_layers",
     "--decode-kernels": "decode_kernels",
+    "--all-reduce": "all_reduce",
     "--failed-kernels": "failed",
 }
 _LAYER = re.compile(r"(qkv|o|lm_head)(=(mxfp[48]|int[68]|nvfp4|lossless))?|moe(=mxfp4)?")

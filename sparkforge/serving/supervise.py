@@ -173,7 +173,7 @@ class Server:
         if not self.trial:
             memory.drop(self.weights)
         if link is not None:
-            link.serves = True
+            link.tell()
         while client is None:
             self._wait(child)
         problems: list[str] = []

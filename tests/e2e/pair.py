@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,12 @@ from tests.support import ROOT
 from . import served
 
 BOTH = ("spark-head", "spark-worker")
-KILL_VLLM = """
-import os, pathlib, signal
+SIGNAL = """
+import os, pathlib, sys
 for stat in pathlib.Path("/proc").glob("[0-9]*"):
-    if int(stat.name) != os.getpid() and b"--headless" in (stat / "cmdline").read_bytes():
-        os.kill(int(stat.name), signal.SIGKILL)
+    line = (stat / "cmdline").read_bytes()
+    if int(stat.name) != os.getpid() and (b"VLLM::Worker" in line or b"--headless" in line):
+        os.kill(int(stat.name), int(sys.argv[1]))
 """
 
 
@@ -68,19 +70,18 @@ class Pair:
         self.compose("up", "--detach", *BOTH)
         return self.wait(lambda: self.healthy(*BOTH), served.READY_S)
 
-    def lose_the_worker(self) -> tuple[float, float]:
-        """Kill the worker's half of vLLM.
+    def lose(self, service: str, number: signal.Signals) -> tuple[float, float]:
+        """Stop or kill a rank.
 
         Returns:
             Seconds until the head was no longer healthy, and until both were again.
         """
         restarts = {name: self.state(name)["RestartCount"] for name in BOTH}
         python = "/opt/sparkforge/venv/bin/python"
-        self.compose("exec", "spark-worker", python, "-c", KILL_VLLM)
+        self.compose("exec", service, python, "-c", SIGNAL, str(number.value))
         noticed_s = self.wait(lambda: not self.healthy("spark-head"), served.READY_S)
         again_s = self.wait(lambda: self.healthy(*BOTH), served.READY_S)
         assert all(self.state(name)["RestartCount"] > restarts[name] for name in BOTH)
-        assert "the worker has gone" in self.compose("logs", "spark-head")
         return noticed_s, again_s
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ processes, as vLLM has), because none of this depends on the model. With vLLM it
 
 import json
 import os
+import signal
 import tempfile
 import time
 import zipfile
@@ -309,7 +310,7 @@ def test_two_machines_meet_and_are_started_anew_together(stand_in: str, tmp_path
     pair = Pair(stand_in, model, "10.87.42")
     try:
         pair.up()
-        noticed_s, again_s = pair.lose_the_worker()
+        noticed_s, again_s = pair.lose("spark-worker", signal.SIGKILL)
         print(f"head not healthy after {noticed_s:.0f} s, both again after {again_s:.0f} s")
         for name in BOTH:
             check_rights(pair.state(name))

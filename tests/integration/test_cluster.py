@@ -4,14 +4,16 @@ Real processes and sockets on two loopback addresses; `vllm` is the usual stand-
 vLLM itself and containers: tests/e2e/nightly/test_cluster.py.
 """
 
+import ast
 import os
+import platform
 import re
 import signal
 import socket
+import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -31,15 +33,25 @@ from tests.support import PATIENCE_S, ROOT, wait_for
 pytestmark = needs_haproxy
 
 HEAD, WORKER = "127.0.0.1", "127.0.0.2"
-# a half without a port of its own does nothing that can be seen; the other is the usual stand-in
+# the worker's half answers for each token of the head's, which is the usual stand-in
 VLLM = f"""#!{sys.executable}
-import os, sys, time
+import os, socket, sys, time
 
 words = sys.argv[1:]
-print("words", *words, "host", os.environ["VLLM_HOST_IP"], flush=True)
+where = [words[words.index("--master-" + name) + 1] for name in ("addr", "port")]
+nvls = os.environ["NCCL_NVLS_ENABLE"]
+print("words", *words, "nvls", nvls, "host", os.environ["VLLM_HOST_IP"], flush=True)
 print("pid", os.getpid(), flush=True)
-if "--headless" in words:
+while "--headless" in words:
+    try:
+        head = socket.create_connection(where)
+    except ConnectionRefusedError:
+        time.sleep(0.1)
+        continue
+    while byte := head.recv(1):
+        head.sendall(byte)
     time.sleep(300)
+os.environ["FAKE_PEER"] = ":".join(where)
 at = words[words.index("--uds") + 1]
 os.execv(sys.executable, [sys.executable, {str(ROOT / "tests/fake_server.py")!r}, at, "0"])
 """
@@ -77,6 +89,11 @@ class Node(test_warmup.Started):
         wait_for(lambda: self.said("pid "))
         return int(self.output.read_text().split("pid ")[1].split()[0])
 
+    @property
+    def engine(self) -> int:
+        """The process of the head's engine."""
+        return int(self.output.read_text().split("engine ")[1].split()[0])
+
     def ended(self) -> int:
         return self.process.wait(PATIENCE_S)
 
@@ -101,8 +118,8 @@ def node(tmp_path: Path, sockets: Path) -> Iterator[Start]:
         one.close()
 
 
-def both(node: Start) -> tuple[Node, Node]:
-    head, worker = node("head"), node("worker")
+def both(node: Start, **variables: str) -> tuple[Node, Node]:
+    head, worker = node("head", **variables), node("worker", **variables)
     wait_for(lambda: head.said("first token") and worker.health() == "well")
     return head, worker
 
@@ -116,15 +133,15 @@ def test_each_half_gets_its_place_and_the_worker_is_well_while_the_head_is(
     wait_for(lambda: worker.said("waiting for the head"))
     assert "starting: waiting for the other machine" in worker.health()
     assert not worker.said("words ")  # nothing is started alone
-    head = node("head", SPARKFORGE_PROFILE=str(profile))
+    head = node("head", SPARKFORGE_PROFILE=str(profile), NCCL_NVLS_ENABLE="1")
     wait_for(lambda: head.said("first token") and worker.health() == "well")
     # before vLLM starts, and again when the weights have been read
     wait_for(lambda: worker.text().count("page cache: ") == 2)
     assert "--nnodes 2 --master-addr 127.0.0.1 --node-rank 0" in head.output.read_text()
-    assert head.said("host 127.0.0.1\n")
+    assert head.said("nvls 1 host 127.0.0.1\n")  # a user's own value
     assert "--master-addr 127.0.0.1 --node-rank 1" in worker.output.read_text()
     assert "--headless" in worker.output.read_text()
-    assert worker.said("host 127.0.0.2\n")
+    assert worker.said("nvls 0 host 127.0.0.2\n")
     head.process.terminate()
     head.ended()
     assert worker.ended() == EX_TEMPFAIL
@@ -144,27 +161,53 @@ def test_none_outlives_the_other(node: Start, role: str, victim: str) -> None:
         assert "no link to the head" in worker.health()
 
 
-def test_a_side_that_falls_silent_is_left(monkeypatch: pytest.MonkeyPatch, sockets: Path) -> None:
-    monkeypatch.setenv("TMPDIR", str(sockets))
-    monkeypatch.setattr(cluster, "SILENCE_S", 1.0)
-    link = cluster.Link(cluster.Settings(True, HEAD, WORKER, "lo", port := free_port(0)), {})
-    meeting = threading.Thread(target=link.meet)
-    meeting.start()
-    with ExitStack() as stack:
+@pytest.mark.parametrize("role", ["head", "worker"])
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_rank_that_stops_or_dies_ends_both(node: Start, role: str, number: int) -> None:
+    head, worker = both(node, SPARKFORGE_CHECKS="hang=4")
+    halves = head.half, worker.half
+    os.kill(worker.half if role == "worker" else head.engine, number)
+    ended = {"head": head.ended(), "worker": worker.ended()}
+    if number == signal.SIGKILL:
+        ended.pop(role)  # with vLLM's own code
+    else:  # no entrypoint sees it, but the head's engine makes no token
+        assert head.said("error: the server hangs: ")
+    assert set(ended.values()) == {EX_TEMPFAIL}
+    assert not any(Path(f"/proc/{half}").exists() for half in halves)
 
-        def connected() -> bool:
-            try:
-                where = (HEAD, port)
-                other = socket.create_connection(where, PATIENCE_S, source_address=(WORKER, 0))
-            except ConnectionRefusedError:
-                return False
-            stack.enter_context(other).sendall(b"{}\n")  # and no beat
-            return True
 
-        wait_for(connected)
-        meeting.join(PATIENCE_S)
-        wait_for(lambda: link.problem == "no beat from the worker for 1 s")
-    link.close()
+SILENT = """
+import socket, subprocess, sys, threading
+from sparkforge.serving import cluster
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+cluster.SILENCE_S = 3
+ends = [cluster.Link(cluster.Settings(head, "127.0.0.1", "127.0.0.2", "lo", 29500), {})
+        for head in (True, False)]
+meetings = [threading.Thread(target=one.meet) for one in ends]
+for one in meetings: one.start()
+for one in meetings: one.join()
+subprocess.run(["ip", "link", "set", "lo", "down"], check=True)  # the cable
+threading.Event().wait(float(sys.argv[1]))
+print([one.problem for one in ends])
+"""
+
+
+SPACE = ("unshare", "--user", "--map-root-user", "--net")  # a cable of our own
+
+
+@pytest.mark.skipif(
+    subprocess.run((*SPACE, "ip", "link"), capture_output=True, check=False).returncode != 0,
+    reason="this user may make no network namespace, or there is no program ip",
+)
+@pytest.mark.parametrize(("seconds", "ends"), [("1", False), ("8", True)])
+def test_a_machine_that_falls_silent_is_left(sockets: Path, seconds: str, ends: bool) -> None:
+    command = (*SPACE, sys.executable, "-c", SILENT, seconds)
+    env = {**os.environ, "TMPDIR": str(sockets)}
+    output = subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True, text=True)
+    found = ast.literal_eval(output.stdout)
+    assert [problem.partition(":")[0] for problem in found] == (
+        ["the worker has gone", "the head has gone"] if ends else ["", ""]
+    )
 
 
 def test_two_that_differ_do_not_serve(node: Start) -> None:
@@ -202,3 +245,28 @@ def test_settings_that_make_no_sense_are_refused(role: str, text: str) -> None:
     with pytest.raises(StartError, match="SPARKFORGE_CLUSTER is ") as error:
         cluster.settings({cluster.ROLE: role, cluster.VARIABLE: text})
     assert error.value.code == EX_CONFIG
+
+
+@pytest.mark.parametrize(
+    ("nccl", "issues"),
+    [
+        ("2.29.2", ["2353", "2393"]),
+        ("2.29.7", ["2393"]),
+        ("2.30.4", ["2167", "2393"]),
+        ("2.30.7", ["2393"]),
+        ("2.100.0", []),
+    ],
+)
+def test_the_start_names_nccl_and_what_is_known_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    nccl: str,
+    issues: list[str],
+) -> None:
+    monkeypatch.setattr(metadata, "version", {cluster.NCCL: nccl}.__getitem__)
+    monkeypatch.setattr(platform, "release", lambda: "7.0.0-1019-nvidia")
+    cluster.say_nccl()
+    said = capsys.readouterr().err
+    assert f"NCCL {nccl}, kernel 7.0.0-1019-nvidia" in said
+    assert re.findall(r"warning: NCCL .*nccl#(\d+)", said) == issues
+    assert "boot it with kho=off" in said

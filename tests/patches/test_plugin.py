@@ -5,6 +5,8 @@ counts, and that all else in vLLM is as without the plugin.
 """
 
 import json
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import numpy as np
 import pytest
 
 from sparkforge.checkpoints.tiny import TinyCheckpoint
+from tests.patches.checkout import ROOT
+from tests.patches.forks import known
 from tests.patches.probing import TIMEOUT_S, result_of, runner
 
 LLAMA = {
@@ -28,10 +32,11 @@ LLAMA = {
     "max_position_embeddings": 256,
 }
 WRONG = {
-    '{"mxfp4_layer": "qkv"}': "there is no option 'mxfp4_layer'; known: decode_kernels, experts,",
+    '{"mxfp4_layer": "qkv"}': "there is no option 'mxfp4_layer'; known: all_reduce, ",
     '{"mxfp4_layers": 4}': "mxfp4_layers is 4",
     '{"experts": "bf16"}': "experts is 'bf16'; use bf16_dequant",
     '{"decode_kernels": true}': "decode_kernels is True; use auto, on or off",
+    '{"all_reduce": "sparknet"}': "there is no all_reduce 'sparknet'; installed: nccl",
     '{"found": "x"}': "found is this plugin's own; omit it",
     '{"off": ["rotary", "nosuch"]}': "use a list of",
     "[]": "additional_config.sparkforge is []; use a JSON object",
@@ -133,3 +138,25 @@ def test_a_vllm_that_lacks_something_is_left_alone_and_options_are_refused(
         found = said["other_vllm"][option]
         assert found["type"] == "ValueError"
         assert "vllm-sparkforge is off: this vLLM differs" in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "sums", "asked"), [("nccl", [3.0, 3.0], []), ("fake", [3.5, 3.0], [8, 2880])]
+)
+def test_a_named_all_reduce_is_asked_first_in_every_rank(
+    patched_python: Path, tmp_path: Path, name: str, sums: list[float], asked: list[int]
+) -> None:
+    command = (patched_python, "-m", "tests.patches.probes.probe_all_reduce")
+    variables = {**os.environ, **known(patched_python), "PYTHONPATH": str(ROOT)}
+    variables |= {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [
+        subprocess.Popen(
+            (*command, rank, name, f"file://{tmp_path}/meeting"),
+            env={**variables, "VLLM_DIST_IDENT": rank},  # by which vLLM takes no shared memory
+            stdout=subprocess.PIPE,
+        )
+        for rank in ("0", "1")
+    ]
+    for one in ranks:
+        output, _ = one.communicate(timeout=TIMEOUT_S)
+        assert json.loads(output.splitlines()[-1]) == [sums, asked]

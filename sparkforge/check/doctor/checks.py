@@ -24,7 +24,7 @@ from sparkforge.pins.pins import ModelPin, Pins, Target
 from sparkforge.pins.types import MACHINES
 from sparkforge.runtime import isa
 from sparkforge.runtime.engine import OLDEST_ENGINE
-from sparkforge.serving import devices, memory
+from sparkforge.serving import cluster, devices, memory
 from sparkforge.serving.cluster import ROLE
 from sparkforge.serving.options import SECRET_NAME, StartError
 from sparkforge.serving.profile import Profile
@@ -342,6 +342,29 @@ def model_rights(seen: Machine, want: Want) -> Finding | None:
     return ok(text) if rights[1] == "rwx" else short(text, share)
 
 
+def pair(seen: Machine, want: Want) -> list[Finding]:
+    """One of two machines needs the network between them, and NCCL (docs/several-sparks.md)."""
+    try:
+        mine = cluster.settings(seen.variables)
+    except StartError as why:
+        return [error(str(why))]
+    if mine is None:
+        return []
+    paths = (f"/sys/class/net/{mine.interface}/{name}" for name in ("operstate", "mtu"))
+    state, mtu = (seen.text(path).strip() for path in paths)
+    text = f"{mine.interface}: {state or 'missing'}, mtu {mtu or 'unknown'}"
+    hint = "ip -br address   # and step 1 of docs/several-sparks.md"
+    bad = warning(text, hint) if state == "up" else error(text, hint)
+    cable = ok(text) if (state, mtu) == ("up", "9000") else bad
+    locks = [seen.text(f"{seen.root}/{path}") for path in want.target.requirements.values()]
+    nccl = re.search(rf"(?m)^{cluster.NCCL}==([\d.]+)", "".join(locks))
+    version, kernel = nccl[1] if nccl else "", seen.value("kernel", platform.release) or "unknown"
+    found = cluster.faults(version, kernel, seen.text("/proc/cmdline"))
+    text = f"NCCL {version} is locked, kernel {kernel}"
+    hint = "docs/several-sparks.md, If one hangs or dies"
+    return [cable, warning("; ".join([text, *found]), hint) if found else ok(text)]
+
+
 # -- all checks --------------------------------------------------------------------------
 
 # members of the group docker have root rights
@@ -365,6 +388,7 @@ CHECKS: Mapping[str, tuple[Need, Callable[[Machine, Want], Finding | list[Findin
     "driver": ("gpu", driver),
     "clocks": ("gpu", clocks),
     "container-toolkit": ("gpu", container_toolkit),
+    "pair": ("gpu", pair),
     "disk": ("", disk),
     "model": ("model", model),
     "model-rights": ("model", model_rights),

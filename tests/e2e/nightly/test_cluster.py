@@ -4,6 +4,7 @@ tests/data/cluster-cpu.yml takes GPU, RDMA and the host's network out of it. Ser
 their link, vLLM's executor over two nodes and the health checks are those of two Sparks.
 """
 
+import signal
 from collections.abc import Iterator
 from operator import eq
 from pathlib import Path
@@ -29,7 +30,7 @@ def pair(image: Any, checkout: Path) -> Iterator[Pair]:
         one.close()
 
 
-def test_two_nodes_answer_as_one_does_and_outlive_a_killed_worker(
+def test_two_nodes_answer_as_one_does_and_outlive_a_worker_that_dies_or_stops(
     alone: served.Alone, pair: Pair
 ) -> None:
     ready_s = pair.up()
@@ -44,6 +45,10 @@ def test_two_nodes_answer_as_one_does_and_outlive_a_killed_worker(
     assert 0 < max(apart) < LARGEST  # the same to the bit would be no other order of adding
     assert "world_size=2, local_world_size=1" in pair.compose("logs", "spark-head")
 
-    noticed_s, again_s = pair.lose_the_worker()
-    print(f"killed worker: head not healthy after {noticed_s:.0f} s, both again {again_s:.0f} s")
-    assert served.ask(pair.port).tokens == together.tokens
+    for number in (signal.SIGKILL, signal.SIGSTOP):
+        noticed_s, again_s = pair.lose("spark-worker", number)
+        print(f"{number.name}: not healthy after {noticed_s:.0f} s, both again {again_s:.0f} s")
+        assert served.ask(pair.port).tokens == together.tokens
+    log = pair.compose("logs", "spark-head")
+    assert "the worker has gone" in log
+    assert "the server hangs: " in log

@@ -14,6 +14,7 @@ from sparkforge.check.doctor import command
 from sparkforge.check.doctor.checks import CHECKS, Finding, Machine, Want, judge, want_of
 from sparkforge.cli import main
 from sparkforge.pins import pins
+from sparkforge.serving.cluster import NCCL, ROLE, VARIABLE
 from tests.support import ROOT, linked_checkout
 
 MODEL = pins.load(ROOT / "pins.yaml").models["gpt-oss-120b"]
@@ -79,7 +80,7 @@ def memory(total: int = 119, available: int = 110) -> Any:
 def test_spark_without_problems() -> None:
     findings = found(recorded())
     assert {finding.state for finding in findings.values()} == {"ok"}
-    assert set(findings) == set(CHECKS)
+    assert set(findings) == set(CHECKS) - {"pair"}  # it serves alone
 
 
 @pytest.mark.parametrize(
@@ -123,6 +124,33 @@ def test_problem_of_one_machine(
     finding = found(recorded(change))[name]
     assert (finding.state, fragment in finding.seen) == (state, True), finding
     assert finding.hint or state in ("ok", "not checked")
+
+
+PAIR = {
+    "variables": {ROLE: "head", VARIABLE: "192.168.100.1,192.168.100.2,enp1s0f0np0"},
+    "/sys/class/net/enp1s0f0np0/operstate": "up\n",
+    "/sys/class/net/enp1s0f0np0/mtu": "9000\n",
+    "/sf/requirements/spark-linux-arm64.txt": "nvidia-nccl-cu13==2.99.0 \\\n",
+    "kernel": "6.17.0-1032-nvidia",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "state", "fragment"),
+    [
+        ({}, "ok", "NCCL 2.99.0 is locked, kernel 6.17"),
+        ({"variables": {ROLE: "head"}}, "error", "SPARKFORGE_CLUSTER is ''"),
+        ({"/sys/class/net/enp1s0f0np0/operstate": "down"}, "error", "enp1s0f0np0: down"),
+        ({"/sys/class/net/enp1s0f0np0/mtu": "1500"}, "warning", "mtu 1500"),
+        ({"kernel": "7.0.0-1019-nvidia"}, "warning", "boot it with kho=off"),
+        ({"kernel": "7.0.0-1019-nvidia", "/proc/cmdline": "ro kho=off"}, "ok", "7.0.0-1019"),
+        ({"/sf/requirements/spark-linux-arm64.txt": f"{NCCL}==2.30.7 "}, "warning", "nccl#2393"),
+    ],
+)
+def test_one_of_a_pair(change: dict[str, Any], state: str, fragment: str) -> None:
+    findings = [one for one in judge(recorded(PAIR, change), target("spark")) if one.name == "pair"]
+    assert any(one.state == state and fragment in one.seen for one in findings), findings
+    assert state != "ok" or {one.state for one in findings} == {"ok"}
 
 
 @pytest.mark.parametrize("text", ["", "\x00\xff", "null", "[1, 2]", "<a><b/></a>"])

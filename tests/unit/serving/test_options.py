@@ -23,6 +23,7 @@ def passed(words: str) -> tuple[list[str], Any]:
         ("--mxfp4-layers qkv,o", "", {"mxfp4_layers": "qkv,o"}),
         ("--mxfp4_layers=qkv --a 1 --mxfp4-layers o", "--a 1", {"mxfp4_layers": "o"}),
         ("--moe_backend=BF16-Dequant", "", {"experts": "bf16_dequant"}),
+        ("--all-reduce oneshot", "", {"all_reduce": "oneshot"}),
         (
             "--moe-backend=bf16_dequant --decode-kernels off --mxfp4-layers moe",
             "",
