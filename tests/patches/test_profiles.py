@@ -28,7 +28,7 @@ WRONG = {
     "unknown value": ["--moe-backend", "nosuch"],
     "unknown option": ["--nosuch"],
     "unknown parser": ["--tool-call-parser", "nosuch", "--enable-auto-tool-choice"],
-    "unknown layers": for_plugin(["--mxfp4-layers", "nosuch"]),
+    "unknown layers": [CONFIG, '{"sparkforge": {"mxfp4_layers": "nosuch"}}'],
     "unknown option of the plugin": [CONFIG, '{"sparkforge": {"nosuch": 1}}'],
 }
 
