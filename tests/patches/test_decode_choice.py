@@ -19,7 +19,7 @@ REFUSED = {
         "LoRA": "LoRA is enabled",
         "another router": "experts are chosen by OtherRouter",
         "float16": "activations are torch.float16, not bfloat16",
-        "two devices": "the model is spread over devices",
+        "two devices": "the model is spread over devices by more than tensor parallelism",
         "offloaded": "weights are offloaded to the host",
         "k = 96": "a hidden size of 96",
         "20 experts": "20 experts",
@@ -37,7 +37,7 @@ REFUSED = {
     },
 }
 UNSAID = {NORMS: ("a pipeline",), ROTARY: ()}
-FITS = {NORMS: ("padded", "the largest"), ROTARY: ("fits",)}
+FITS = {NORMS: ("padded", "the largest", "two ranks"), ROTARY: ("fits",)}
 CASES = [(kind, layer) for kind in SHAPES for layer in (*REFUSED[kind], *UNSAID[kind], *FITS[kind])]
 TOO_LARGE, ERROR = "more than 0.02", "RuntimeError: CUDA driver: CUDA_ERROR_ILLEGAL_ADDRESS"
 ANYWHERE = {"3 % too large": TOO_LARGE, "NaN": "they differ by nan", "an error": ERROR}
