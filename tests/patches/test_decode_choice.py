@@ -37,7 +37,7 @@ REFUSED = {
     },
 }
 UNSAID = {NORMS: ("a pipeline",), ROTARY: ()}
-FITS = {NORMS: ("padded", "the largest", "two ranks"), ROTARY: ("fits",)}
+FITS = {NORMS: ("padded", "the largest"), ROTARY: ("fits",)}
 CASES = [(kind, layer) for kind in SHAPES for layer in (*REFUSED[kind], *UNSAID[kind], *FITS[kind])]
 TOO_LARGE, ERROR = "more than 0.02", "RuntimeError: CUDA driver: CUDA_ERROR_ILLEGAL_ADDRESS"
 ANYWHERE = {"3 % too large": TOO_LARGE, "NaN": "they differ by nan", "an error": ERROR}

@@ -14,7 +14,6 @@ def choice(launches: Any, made: Any) -> dict[str, Any]:
 
 def _refused(made: Any) -> dict[str, Any]:
     import torch
-    from vllm.config import ParallelConfig
     from vllm.distributed import parallel_state
     from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
     from vllm.model_executor.models.gpt_oss import TransformerBlock
@@ -42,7 +41,6 @@ def _refused(made: Any) -> dict[str, Any]:
         "another router": lambda _: (runner, "router", OtherRouter()),
         "float16": lambda _: (moe, "in_dtype", torch.float16),
         "two devices": lambda c: (c.parallel_config, "data_parallel_size", 2),
-        "two ranks": lambda c: (c, "parallel_config", ParallelConfig(tensor_parallel_size=2)),
         "offloaded": lambda c: (c.offload_config.uva, "cpu_offload_gb", 1.0),
         "k = 96": lambda _: (router, "weight", weight(32, 96)),
         "the largest": lambda _: (router, "weight", weight(128, 3072)),
