@@ -20,6 +20,7 @@ REFUSED = {
         "another router": "experts are chosen by OtherRouter",
         "float16": "activations are torch.float16, not bfloat16",
         "two devices": "the model is spread over devices by more than tensor parallelism",
+        "spread rows": "rows are spread over devices between norms",
         "offloaded": "weights are offloaded to the host",
         "k = 96": "a hidden size of 96",
         "20 experts": "20 experts",

@@ -326,6 +326,9 @@ def refused(
     parallel = config.parallel_config
     if parallel.world_size_across_dp > parallel.tensor_parallel_size:
         return "the model is spread over devices by more than tensor parallelism"
+    # a pass of vLLM 0.31's, after which a rank has some rows of the residual
+    if getattr(config.compilation_config.pass_config, "enable_sp", False):
+        return "rows are spread over devices between norms"
     if config.aux_output_config.enabled:
         return "the experts of each token are returned"
     offload = config.offload_config
