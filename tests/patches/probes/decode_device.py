@@ -105,7 +105,7 @@ def start(capability: str, cubins: Path, rank: int = 0, ranks: int = 1) -> None:
     """Make vLLM believe in a device whose memory is the CPU's, and load its plugins.
 
     Args:
-        cubins: what is shipped; ``ranks`` meet in a file beside it.
+        cubins: what is shipped; ranks meet in a file beside it.
         rank: of ``ranks`` of tensor parallelism, which gloo connects.
     """
     fake_cuda.add_packages()
@@ -135,7 +135,7 @@ def start(capability: str, cubins: Path, rank: int = 0, ranks: int = 1) -> None:
     ours.CUBINS = cubins
     with configured("off") as config:
         config.model_config.is_moe = True
-        meeting = f"file://{cubins} meeting"
+        meeting = f"file://{cubins} meeting {ranks}"
         parallel_state.init_distributed_environment(ranks, rank, meeting, 0, "gloo")
         parallel_state.initialize_model_parallel(ranks, backend="gloo")
 

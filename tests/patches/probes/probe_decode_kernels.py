@@ -13,6 +13,7 @@ not.
 
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import sys
 import traceback
@@ -223,10 +224,12 @@ def _run(folder: Path, jobs: Mapping[str, tuple[Callable[..., None], tuple[Any, 
     }
     for one in processes.values():
         one.start()
-    for name, one in processes.items():
-        one.join()
-        if one.exitcode:
-            sys.exit(f"{name}: exit code {one.exitcode}")
+    while running := [one for one in processes.values() if one.exitcode is None]:
+        multiprocessing.connection.wait(one.sentinel for one in running)
+        if failed := {name: one.exitcode for name, one in processes.items() if one.exitcode}:
+            for one in running:
+                one.kill()  # a rank waits for the other
+            sys.exit(f"exit codes: {failed}")
     return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items()}
 
 
