@@ -17,6 +17,7 @@ difference of two lengths, the median of ``--repeat``; milliseconds of prefill l
 are of all positions of two prompts, from steps of eight tokens and from one step, to the first
 case: KL in nats over the whole vocabulary and the share of positions with the same likeliest token.
 ``as_alone``: how many of twelve sequences together have the tokens that each has alone.
+With ``--tensor-parallel`` each case has as many GPUs, connected by NCCL as two machines are.
 """
 
 from __future__ import annotations
@@ -143,6 +144,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.layers not in ("", "q8_0"):
         chosen = {} if options.layers == "none" else {"mxfp4_layers": options.layers}
         extra = {"additional_config": {"sparkforge": chosen}}
+    rank, ranks = int(os.environ.get("RANK", "0")), options.tensor_parallel
+    if ranks > 1:  # a process for each, which all do the same
+        extra |= {"tensor_parallel_size": ranks, "disable_custom_all_reduce": True}
+        extra["distributed_executor_backend"] = "external_launcher"
     begun = time.monotonic()
     llm = LLM(
         str(folder),
@@ -207,7 +212,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             import torch
 
             rows = torch.cat(seen).numpy()
-            np.save(options.out / f"{options.name}-{name}.npy", rows)
+            if rank == 0:
+                np.save(options.out / f"{options.name}-{name}.npy", rows)
             found[f"rows_{name}"] = [len(rows), len(seen)]  # positions, steps
             seen = None
     return found
@@ -246,6 +252,7 @@ def main() -> None:
     parser.add_argument("--case", action="append", default=[], metavar="NAME=TREE[+TREE][:LAYERS]")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--kv", type=int, default=5, help="GiB")
     parser.add_argument("--batch", type=int, nargs="*", default=list(BATCHES))
@@ -259,7 +266,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.name:
         found = measure(options)
-        (options.out / f"{options.name}.json").write_text(json.dumps(found))
+        if os.environ.get("RANK", "0") == "0":
+            (options.out / f"{options.name}.json").write_text(json.dumps(found))
         return
     layers, hidden, experts, vocab = options.size
     shape = tiny.Shape(layers, hidden, hidden, experts, 4, heads=64, kv_heads=8, head_dim=64)
@@ -267,14 +275,20 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config(shape, vocab)))
     waiting, names = list(options.case), []
-    running: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
+    running: dict[int, tuple[str, list[subprocess.Popen[bytes]]]] = {}
+    ranks = range(options.tensor_parallel)
     while waiting or running:
-        for gpu, (name, process) in list(running.items()):
-            if process.poll() is not None:
+        for gpu, (name, processes) in list(running.items()):
+            codes = [process.poll() for process in processes]
+            if None not in codes or any(codes):
+                for process in processes:
+                    process.kill()  # a rank that waits for one that failed
+                    process.wait()
                 del running[gpu]
                 path = options.out / f"{name}.json"
                 print(path.read_text() if path.exists() else f"{name}: failed", flush=True)
-        free = [gpu for gpu in range(options.gpus) if gpu not in running]
+        gpus = range(0, options.gpus - len(ranks) + 1, len(ranks))
+        free = [gpu for gpu in gpus if gpu not in running]
         if free and waiting:
             name, _, rest = waiting.pop(0).partition("=")
             trees, _, layers = rest.partition(":")
@@ -283,11 +297,24 @@ def main() -> None:
                 continue  # of an earlier run
             paths = [*trees.split("+"), os.environ.get("PYTHONPATH", "")]
             variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-            variables["CUDA_VISIBLE_DEVICES"] = str(free[0])
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(str(free[0] + rank) for rank in ranks)
+            if len(ranks) > 1:
+                variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29500 + free[0])}
+                variables |= {"WORLD_SIZE": str(len(ranks))}
             words = [sys.executable, __file__, *sys.argv[1:], "--name", name, "--layers", layers]
             with (options.out / f"{name}.log").open("w") as log:
-                process = subprocess.Popen(words, env=variables, stdout=log, stderr=log)
-            running[free[0]] = (name, process)
+                running[free[0]] = (
+                    name,
+                    [
+                        subprocess.Popen(
+                            words,
+                            env=variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                            stdout=log,
+                            stderr=log,
+                        )
+                        for rank in ranks
+                    ],
+                )
         else:
             time.sleep(0.5)
     if options.server:

@@ -69,6 +69,9 @@ USED: Mapping[str, Mapping[str, tuple[str, ...] | None]] = {
         f"{_LAYERS}.fused_moe.runner.moe_runner.get_layer_from_name": ("layer_name",),
         f"{_LAYERS}.fused_moe.runner.moe_runner.MoERunner._forward_impl": None,
         f"{_LAYERS}.fused_moe.runner.moe_runner.MoERunner._encode_layer_name": ("self",),
+        f"{_LAYERS}.fused_moe.runner.moe_runner.MoERunner._maybe_reduce_final_output": (
+            *("self", "states", "trunc_size", "output_is_reduced"),
+        ),
         f"{_LAYERS}.fused_moe.router.fused_topk_router._get_padding_mask": None,
     },
     "rotary": {

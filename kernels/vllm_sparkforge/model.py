@@ -184,21 +184,12 @@ def _join_rotary(config: VllmConfig, model: Any) -> None:
 
 
 def _join_halves(config: VllmConfig, model: Any) -> None:
-    """Join norms, router and experts of all layers, or of none."""
-    if get_pp_group().world_size > 1:
-        return
+    """Join norms, router and experts of all layers on all ranks, or of none."""
     blocks = _blocks(model)
     norms = [*(block.input_layernorm for block in blocks[1:]), model.norm]
-    halves = []
-    for block, norm in zip(blocks, norms, strict=True):
-        plain = type(block) is TransformerBlock and type(block.mlp) is MLPBlock
-        if not plain or type(norm) is not RMSNorm:
-            return
-        mlp = block.mlp
-        half = layer.join(config, block.post_attention_layernorm, mlp.router, mlp.experts, norm)
-        if half is None:
-            return
-        halves.append(half)
+    halves = [] if get_pp_group().world_size > 1 else _halves(config, blocks, norms)
+    if not layer.on_all_ranks(len(halves) > 0):
+        return
     for block, norm, half in zip(blocks, norms, halves, strict=True):
         runner = half.runner
         runner.routed_experts.decode_half = runner.decode_half = block.moe_half = half
@@ -211,6 +202,21 @@ def _join_halves(config: VllmConfig, model: Any) -> None:
         return usual(states, index, residual, None) if index > 0 else usual(states, 0, x, residual)
 
     model._maybe_add_hidden_state = add
+
+
+def _halves(config: VllmConfig, blocks: list[Any], norms: list[Any]) -> list[layer.MoEHalf]:
+    """Return a half for each layer, none if one of them stays as it is."""
+    halves: list[layer.MoEHalf] = []
+    for block, norm in zip(blocks, norms, strict=True):
+        plain = type(block) is TransformerBlock and type(block.mlp) is MLPBlock
+        if not plain or type(norm) is not RMSNorm:
+            return []
+        mlp = block.mlp
+        half = layer.join(config, block.post_attention_layernorm, mlp.router, mlp.experts, norm)
+        if half is None:
+            return []
+        halves.append(half)
+    return halves
 
 
 def _blocks(model: Any) -> list[Any]:

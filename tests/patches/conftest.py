@@ -146,6 +146,12 @@ def computed(decode_answers: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
+def ranks(decode_answers: Any) -> list[Any]:
+    """What each of two ranks of tensor parallelism computes."""
+    return [Steps(decode_answers[f"rank {rank}"]) for rank in range(2)]
+
+
+@pytest.fixture(scope="session")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """FlashInfer's tree as released and with its series; tests read them."""
     folder = tmp_path_factory.mktemp("flashinfer")

@@ -112,3 +112,57 @@ def test_a_model_compares_the_kernels_once(half: Any) -> None:
     assert experts.startswith((used.format(192), used.format(256)))
     assert norms.startswith("INFO: Decode kernels are used for norms and routers 32 x 192: ")
     assert half["model"]["off"]["said"] == []
+
+
+# -- two ranks -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two(ranks: Any) -> Any:
+    return [rank["half"] for rank in ranks]
+
+
+def _reduced(launches: list[str]) -> list[str]:
+    """What half a layer launches on a rank, by what it launches alone."""
+    if launches[-1:] == ["experts_combine"]:
+        return [*launches, "all_reduce", "add_norm"]
+    return [*launches[:1], "all_reduce", *launches[1:]]
+
+
+def test_two_ranks_add_up_what_they_have_of_the_experts(half: Any, two: Any) -> None:
+    first = two[0]["compute"]
+    for rows, answer in first["rows"].items():
+        assert answer["launches"] == _reduced(half["compute"]["rows"][rows]["launches"]), rows
+    answers = [first["the last layer"], *first["rows"].values(), *first["padding"].values()]
+    for answer in answers:
+        assert max(answer["errors"], default=0) < ROUNDED
+        assert answer["kept"]
+    for why in ("Marlin's experts", "a hook", "failed self-check"):
+        for answer in first[why].values():
+            assert answer["launches"].count("all_reduce") == 1, why
+            assert max(answer["errors"], default=0) < ROUNDED + 0.002, why
+
+
+def test_two_ranks_have_the_same_to_the_byte(two: Any) -> None:
+    assert two[0]["compute"] == two[1]["compute"]
+
+
+def test_a_layer_of_two_ranks_has_two_all_reduces(two: Any) -> None:
+    """One after the attention; before all layers the embedding has one."""
+    answer = two[0]["model"]["joined"]
+    assert answer["halves"] == [True] * 3
+    for rows, launches in (("4", FEW), ("17", NORMS)):
+        layer = ["all_reduce", *_reduced(launches)]
+        assert answer[f"launches with {rows} rows"] == ["all_reduce", *layer * 3]
+        assert max(answer[f"{rows} rows, 4 more"]) < TWO_PATHS
+
+
+def test_what_one_rank_cannot_use_no_rank_uses(two: Any) -> None:
+    """Norms that ranks round differently would give a row other experts on each."""
+    line = "WARNING: Decode kernels are not used for norms and routers: not all ranks can."
+    for rank, one in enumerate(two):
+        assert one["off on the second"]["joined"] == 0
+        for why in ("wrong on the second", "off on the second"):
+            assert (line in one[why]["said"]) == (rank == 0), why
+        assert one["wrong on the second"]["launches"] == [*FEW[1:], "all_reduce"]
+    assert two[0]["wrong on the second"]["bytes"] == two[1]["wrong on the second"]["bytes"]

@@ -172,6 +172,8 @@ def test_dense_layers_launch_by_their_rows_and_shape(computed: Any, kind: str) -
         "narrow 17": _narrow(kind, 12, 16, 8),
         "narrow 64": _narrow(kind, 12, 16, 16, 16, 16),
         "narrow 65": [f"expand_{kind}"],
+        "half an o 1": _narrow(kind, 12, 8),
+        "half an o 9": _narrow(kind, 12, 16),
         "long 1": _narrow(kind, 16, 8),
         "long 9": _narrow(kind, 16, 16),
         "wide 1": [f"dense_{kind}_wide_8"],
@@ -190,7 +192,7 @@ def test_dense_layers_launch_by_their_rows_and_shape(computed: Any, kind: str) -
 
 
 def test_dense_results_and_fakes_are_right(computed: Any) -> None:
-    assert len(computed["dense"]) == 15 * (len(KINDS) + 1) + 3
+    assert len(computed["dense"]) == 17 * (len(KINDS) + 1) + 3
     for name, answer in computed["dense"].items():
         assert answer["error"] < ROUNDED, name
         assert answer["fake"] == answer["shape"], name

@@ -251,6 +251,24 @@ def products(
     return sums
 
 
+def sum_up(total: torch.Tensor, sums: torch.Tensor, ids: torch.Tensor) -> None:
+    """Sum up the experts of each row.
+
+    Args:
+        total: bfloat16 [M, K], overwritten; contiguous.
+        sums: float32 [M * 4, K], what ``products`` returns.
+        ids: int32 [M, 4]; -1 where a row of ``sums`` does not count.
+
+    """
+    operands = module.CombineOperands(
+        experts=module.pointer(sums),
+        ids=module.pointer(ids),
+        sum=module.pointer(total),
+        k=total.shape[1],
+    )
+    module.launch("experts_combine", (total.shape[0], 1), 512, 0, operands, total.device)
+
+
 def experts(
     output: torch.Tensor,
     x: torch.Tensor,
@@ -268,20 +286,12 @@ def experts(
         topk_weights: [M, 4].
 
     """
-    rows, k = x.shape
-    if rows == 0:
+    if x.shape[0] == 0:
         return
     ids = topk_ids.to(torch.int32).contiguous()
     shares = topk_weights.to(torch.float32).contiguous()
-    sums = products(rows_of(x), weights, ids, shares)
     total = output if output.is_contiguous() else torch.empty_like(x)
-    operands = module.CombineOperands(
-        experts=module.pointer(sums),
-        ids=module.pointer(ids),
-        sum=module.pointer(total),
-        k=k,
-    )
-    module.launch("experts_combine", (rows, 1), 512, 0, operands, x.device)
+    sum_up(total, products(rows_of(x), weights, ids, shares), ids)
     if total is not output:
         output.copy_(total)
 

@@ -6,6 +6,9 @@ with each row's four largest logits; down; the experts' sum with the residual an
 that the next layer begins with. With more rows the experts take their usual path, and each
 norm with its residual is one launch. Which one computes is decided inside the operator:
 torch.compile traces one graph for all numbers of rows.
+
+With tensor parallelism a rank has a part of each expert. The sums of a row's experts are
+added up over the ranks, rounded to BF16 as vLLM does it, before the residual and the norm.
 """
 
 from typing import TYPE_CHECKING
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from vllm.config import VllmConfig
+from vllm.distributed import get_tp_group
 from vllm.logger import init_logger
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.utils.torch_utils import LayerNameType
@@ -196,7 +200,7 @@ class MoEHalf:
         """
         weight = self.router.weight.data
         few = prepared if prepared.uses_decode_kernels else None
-        self._checked = selfcheck.passes(
+        passed = selfcheck.passes(
             KIND,
             tuple(weight.shape),
             self.strict,
@@ -208,7 +212,8 @@ class MoEHalf:
                 None if few is None else self._weights(few),
             ),
         )
-        self._experts = few if self._checked else None
+        self._checked = on_all_ranks(passed)
+        self._experts = few if on_all_ranks(self._checked and few is not None) else None
 
     def _weights(self, few: "Experts") -> experts.Weights:
         layer = self.runner.routed_experts
@@ -242,7 +247,7 @@ class MoEHalf:
             normed = F.pad(normed, (0, padding))
         out = self.runner._forward_impl(normed, logits, None)
         assert isinstance(out, torch.Tensor)
-        return self._add_norm(self.following, out[:, :k], residual)
+        return self._add_norm(self.following, self._reduce(out[:, :k]), residual)
 
     def _few_rows(
         self, few: "Experts", x: torch.Tensor, residual: torch.Tensor
@@ -262,7 +267,15 @@ class MoEHalf:
             self._weights(few),
         )
         following = self.following
-        return combine(sums, ids, residual, following.weight, following.variance_epsilon)
+        if self.runner.moe_config.tp_size == 1:
+            return combine(sums, ids, residual, following.weight, following.variance_epsilon)
+        total = torch.empty_like(residual)
+        experts.sum_up(total, sums, ids)
+        return self._add_norm(following, self._reduce(total), residual)
+
+    def _reduce(self, out: torch.Tensor) -> torch.Tensor:
+        """Add up the experts' sums over ranks of tensor parallelism."""
+        return self.runner._maybe_reduce_final_output(out.contiguous(), None)
 
     def _add_norm(
         self, norm: "RMSNorm", x: torch.Tensor, residual: torch.Tensor
@@ -271,6 +284,22 @@ class MoEHalf:
             return add_norm(x, residual, norm.weight, norm.variance_epsilon)
         # not its own forward, which passes on what this operator has normalized
         return RMSNorm.forward(norm, x, residual)
+
+
+def on_all_ranks(usable: bool) -> bool:
+    """Whether the kernels can be used on all ranks of tensor parallelism; each has to ask.
+
+    Every rank computes all norms and routers. Ranks that rounded them differently would
+    choose different experts for a row, and add up parts of these.
+    """
+    group = get_tp_group()
+    if group.world_size == 1:
+        return usable
+    found = torch.tensor([usable], dtype=torch.int32, device="cpu")
+    torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MIN, group.cpu_group)
+    if usable and not found.item():
+        logger.warning_once("Decode kernels are not used for %s: not all ranks can.", KIND)
+    return bool(found.item())
 
 
 def refused(
@@ -294,8 +323,12 @@ def refused(
     # others choose by more than the largest logits, or at random
     if type(runner.router) is not FusedTopKRouter:
         return f"experts are chosen by {type(runner.router).__name__}"
-    if config.parallel_config.world_size_across_dp > 1:
-        return "the model is spread over devices"
+    parallel = config.parallel_config
+    if parallel.world_size_across_dp > parallel.tensor_parallel_size:
+        return "the model is spread over devices by more than tensor parallelism"
+    # a pass of vLLM 0.31's, after which a rank has some rows of the residual
+    if getattr(config.compilation_config.pass_config, "enable_sp", False):
+        return "rows are spread over devices between norms"
     if config.aux_output_config.enabled:
         return "the experts of each token are returned"
     offload = config.offload_config

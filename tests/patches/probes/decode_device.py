@@ -101,14 +101,21 @@ def load(method: Any, layer: Any) -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def start(capability: str, cubins: Path) -> None:
-    """Make vLLM believe in a device whose memory is the CPU's, and load its plugins."""
+def start(capability: str, cubins: Path, rank: int = 0, ranks: int = 1) -> None:
+    """Make vLLM believe in a device whose memory is the CPU's, and load its plugins.
+
+    Args:
+        cubins: what is shipped; ranks meet in a file beside it.
+        rank: of ``ranks`` of tensor parallelism, which gloo connects.
+    """
     fake_cuda.add_packages()
     fake_cuda.install(fake_cuda.Capability.parse(capability))
     import vllm.platforms
 
     platform = vllm.platforms._current_platform
     platform.device_type, platform.dispatch_key = "cpu", "CPU"
+    gloo = vllm.platforms.interface.Platform.get_device_communicator_cls
+    type(platform).get_device_communicator_cls = gloo
     for name in ("cuda", "cuda.bindings", "cuda.bindings.driver"):
         module = types.ModuleType(name)
         module.__path__ = []
@@ -118,15 +125,19 @@ def start(capability: str, cubins: Path) -> None:
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
+    import torch
     from vllm.distributed import parallel_state
     from vllm_sparkforge.decode import module as ours
 
+    # registered for CUDA, before the platform had another key
+    torch.library.impl("vllm::all_reduce", "CPU")(parallel_state.all_reduce)
+
     ours.CUBINS = cubins
     with configured("off") as config:
-        config.model_config.is_moe = False
-        meeting = f"file://{cubins} meeting"
-        parallel_state.init_distributed_environment(1, 0, meeting, 0, "gloo")
-        parallel_state.initialize_model_parallel(backend="gloo")
+        config.model_config.is_moe = True
+        meeting = f"file://{cubins} meeting {ranks}"
+        parallel_state.init_distributed_environment(ranks, rank, meeting, 0, "gloo")
+        parallel_state.initialize_model_parallel(ranks, backend="gloo")
 
 
 def forget() -> None:

@@ -8,21 +8,29 @@ from unittest import mock
 from tests.patches.probes.decode_device import configured, error_of, forget, load, logged
 
 
-def experts_layer(hidden: int, inner: int, experts: int, **moe: Any) -> tuple[Any, Any, Any]:
-    """Return the experts as the layer makes them, the layer, and the checkpoint."""
+def emulate_marlin() -> None:
+    """Put stand-ins in place of Marlin's operators."""
     import torch
     import vllm._custom_ops as ops
     from vllm.model_executor.layers.fused_moe.experts import marlin_moe
-    from vllm_sparkforge.quant import few_rows
 
     from tests.patches.probes import marlin_layout
-    from tests.patches.probes.probe_marlin_padding import _checkpoint, _moe_config, _swiglu
 
     ops.gptq_marlin_repack = marlin_layout.repack
     ops.moe_wna16_marlin_gemm = marlin_layout.MoeGemm()
     ops.moe_sum = lambda parts, out, *_: out.copy_(parts.sum(1))
     marlin_moe.moe_align_block_size = marlin_layout.align
     marlin_moe.get_marlin_workspace = lambda device: torch.zeros(4)
+    marlin_moe._fused_marlin_moe = _without_workspaces(marlin_moe._fused_marlin_moe)
+
+
+def experts_layer(hidden: int, inner: int, experts: int, **moe: Any) -> tuple[Any, Any, Any]:
+    """Return the experts as the layer makes them, the layer, and the checkpoint."""
+    from vllm.model_executor.layers.fused_moe.experts import marlin_moe
+    from vllm_sparkforge.quant import few_rows
+
+    from tests.patches.probes.probe_marlin_padding import _checkpoint, _moe_config, _swiglu
+
     size = {"hidden": hidden, "intermediate": inner, "experts": experts}
     size |= {"top_k": 4, "tokens": 17, "ranks": 1, "seed": 5}
     data = _checkpoint(size)
@@ -92,11 +100,9 @@ def apply(experts: Any, layer: Any, data: dict[str, Any], rows: int, **others: A
 def experts(launches: Any) -> dict[str, Any]:
     """Few rows and more, against the checkpoint in float64."""
     import torch
-    from vllm.model_executor.layers.fused_moe.experts import marlin_moe
 
     from tests.patches.probes.probe_marlin_padding import _reference
 
-    marlin_moe._fused_marlin_moe = _without_workspaces(marlin_moe._fused_marlin_moe)
     result: dict[str, Any] = {}
     with configured("auto"):
         marlin, layer, data = experts_layer(192, 128, 6)

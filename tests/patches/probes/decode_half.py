@@ -5,6 +5,7 @@ blocks, norms, routers, runners, experts and their loading; the attention, Marli
 the choice of experts and the kernels are not.
 """
 
+import hashlib
 import types
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -60,7 +61,11 @@ def prepare() -> None:
         if is_padding is not None:
             ids[is_padding] = -1
 
-    ops.topk_softmax = topk_softmax
+    def embedding(words: Any, weight: Any, first: int, end: int, *_: int) -> Any:
+        here = (words >= first) & (words < end)
+        return weight[torch.where(here, words - first, 0)] * here[:, None]
+
+    ops.topk_softmax, ops.vocab_parallel_embedding = topk_softmax, embedding
     marlin_moe.MarlinExperts.activation = lambda self, _, out, both, **__: out.copy_(_swiglu(both))
     torch.accelerator.empty_cache = lambda: None
     workspace.init_workspace_manager(torch.device("cpu"))
@@ -75,6 +80,8 @@ def make(option: str, weights: dict[str, Any] | None = None) -> Made:
     """
     import torch
     from vllm.config import CompilationMode
+    from vllm.distributed import get_tensor_model_parallel_world_size
+    from vllm.model_executor.layers.linear import RowParallelLinear
     from vllm.model_executor.layers.quantization import get_quantization_config
     from vllm.model_executor.models import ModelRegistry, gpt_oss
 
@@ -83,10 +90,10 @@ def make(option: str, weights: dict[str, Any] | None = None) -> Made:
 
         def __init__(self, config: Any, **_: Any) -> None:
             super().__init__()
-            self.weight = torch.nn.Parameter(torch.empty(HIDDEN, HIDDEN))
+            self.o_proj = RowParallelLinear(HIDDEN, HIDDEN, bias=False, input_is_parallel=False)
 
         def forward(self, x: Any, positions: Any) -> Any:
-            return x @ self.weight.T + positions[:, None].to(x.dtype) / 16
+            return self.o_proj(x)[0] + positions[:, None].to(x.dtype) / 16
 
     with (
         configured(option) as config,
@@ -100,7 +107,10 @@ def make(option: str, weights: dict[str, Any] | None = None) -> Made:
             num_experts_per_tok=4,
             vocab_size=WORDS,
             num_hidden_layers=LAYERS,
+            quantization_config={"quant_method": "mxfp4"},
         )
+        parallel, ranks = config.parallel_config, get_tensor_model_parallel_world_size()
+        parallel.tensor_parallel_size = parallel.world_size = ranks
         config.model_config.dtype = config.model_config.head_dtype = torch.bfloat16
         config.kernel_config.moe_backend = "marlin"
         config.compilation_config.mode = CompilationMode.NONE
@@ -114,12 +124,11 @@ def make(option: str, weights: dict[str, Any] | None = None) -> Made:
         model = whole.model
         if weights is None:
             weights = {
-                name: _random(name, _unpadded(name, p.shape), p.dtype)
+                name: _random(name, _whole(name, p.shape), p.dtype)
                 for name, p in model.named_parameters()
             }
-        for name, parameter in model.named_parameters():
-            place = tuple(map(slice, weights[name].shape))
-            parameter.requires_grad_(requires_grad=False)[place].copy_(weights[name])
+        # the loader may change what it is given
+        model.load_weights((name, weight.clone()) for name, weight in weights.items())
         for block in model.layers:
             for layer in (block.mlp.router, block.mlp.experts.routed_experts):
                 load(layer.quant_method, layer)
@@ -127,15 +136,19 @@ def make(option: str, weights: dict[str, Any] | None = None) -> Made:
     return Made(whole, model, config, weights, said)
 
 
-def _unpadded(name: str, shape: Any) -> tuple[int, ...]:
-    """Return the shape that a checkpoint's tensor has."""
-    ends = {"w13_weight": (-1, 2), "w13_weight_scale": (-1, 32), "w2_weight": (1, 1)}
-    ends |= {"w2_weight_scale": (1, 1), "w2_bias": (1, 1)}
-    found = list(shape)
-    if (last := name.rpartition(".")[2]) in ends:
-        dimension, elements = ends[last]
-        found[dimension] = HIDDEN // elements
-    return tuple(found)
+def _whole(name: str, shape: Any) -> tuple[int, ...]:
+    """Return the shape that a checkpoint's tensor has: not padded, and that of all ranks."""
+    known = {
+        "w13_weight": (EXPERTS, 2 * INNER, HIDDEN // 2),
+        "w13_weight_scale": (EXPERTS, 2 * INNER, HIDDEN // 32),
+        "w13_bias": (EXPERTS, 2 * INNER),
+        "w2_weight": (EXPERTS, HIDDEN, INNER // 2),
+        "w2_weight_scale": (EXPERTS, HIDDEN, INNER // 32),
+        "w2_bias": (EXPERTS, HIDDEN),
+        "o_proj.weight": (HIDDEN, HIDDEN),
+        "embedding.weight": (WORDS, HIDDEN),
+    }
+    return next((known[end] for end in known if name.endswith(end)), tuple(shape))
 
 
 def _random(name: str, shape: Any, dtype: Any) -> Any:
@@ -147,7 +160,7 @@ def _random(name: str, shape: Any, dtype: Any) -> Any:
     values = torch.randn(shape)
     if "norm" in name:
         values = 1 + 0.3 * values
-    elif name.endswith(("attn.weight", "router.weight")):
+    elif name.endswith(("o_proj.weight", "router.weight")):
         values *= 3 / shape[-1] ** 0.5
     return values.to(dtype)
 
@@ -253,6 +266,7 @@ def _call(
         "errors": [error_of(*pair) for pair in zip(found, wanted, strict=True) if count],
         "shapes": [list(out.shape) for out in found],
         "kept": all(torch.equal(*pair) for pair in zip(given, rows, strict=True)),
+        "bytes": [hashlib.sha256(out.view(torch.uint8).numpy()).hexdigest() for out in found],
     }
 
 
@@ -323,3 +337,35 @@ def half(launches: Any) -> dict[str, Any]:
         "compute": compute(launches, made),
         "choice": decode_half_choice.choice(launches, made),
     }
+
+
+def rank(launches: Any) -> dict[str, Any]:
+    """The same on one of two ranks; all-reduces stand among the launches."""
+    from vllm.distributed import get_tp_group
+    from vllm_sparkforge.model import _join_halves
+
+    from tests.patches.probes.decode_half_choice import _separate
+
+    second, communicator = get_tp_group().rank_in_group == 1, get_tp_group().device_communicator
+    usual = communicator.all_reduce
+
+    def all_reduce(x: Any) -> Any:
+        launches.names.append("all_reduce")
+        return usual(x)
+
+    communicator.all_reduce = all_reduce
+    prepare()
+    made = make("auto")
+    result = {"model": whole(launches, made), "compute": compute(launches, made)}
+    half, rows = made.model.layers[0].moe_half, _clear_rows(made, 3)
+    forget()
+    launches.spoil = SPOILS["3 % too large"] if second else right
+    with logged() as lines:
+        half.prepare(half.runner.routed_experts.quant_method.moe_kernel.fused_experts)
+    launches.spoil = right
+    result["wrong on the second"] = {"said": lines, **_call(launches, made, rows)}
+    _separate(made.model)
+    with configured("off" if second else "auto") as config, logged() as lines:
+        _join_halves(config, made.model)
+    result["off on the second"] = {"said": lines, "joined": len(_separate(made.model))}
+    return result

@@ -1,5 +1,6 @@
 """Which halves of layers are one operator, and what becomes of it where its kernels are wrong."""
 
+import types
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -41,6 +42,11 @@ def _refused(made: Any) -> dict[str, Any]:
         "another router": lambda _: (runner, "router", OtherRouter()),
         "float16": lambda _: (moe, "in_dtype", torch.float16),
         "two devices": lambda c: (c.parallel_config, "data_parallel_size", 2),
+        "spread rows": lambda c: (
+            c.compilation_config,
+            "pass_config",
+            types.SimpleNamespace(enable_sp=True),
+        ),
         "offloaded": lambda c: (c.offload_config.uva, "cpu_offload_gb", 1.0),
         "k = 96": lambda _: (router, "weight", weight(32, 96)),
         "the largest": lambda _: (router, "weight", weight(128, 3072)),

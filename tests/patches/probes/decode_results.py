@@ -90,6 +90,7 @@ def marlin_order(places: dict[str, Any]) -> dict[str, bool]:
 SHAPES = {
     # n, k, numbers of rows
     "narrow": (40, 192, (0, 1, 7, 8, 9, 16, 17, 64, 65)),
+    "half an o": (32, 2048, (1, 9)),  # one of two ranks has these columns
     "long": (32, 3136, (1, 9)),
     "wide": (65_552, 64, (1, 9, 17)),
     "expanded in slices": (16_400, 64, (65,)),

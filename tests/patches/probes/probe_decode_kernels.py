@@ -13,11 +13,12 @@ not.
 
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import sys
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,18 @@ def _structures() -> dict[str, list[int]]:
     return found
 
 
+def _write(
+    out: Path, result: dict[str, Any], steps: Mapping[str, Callable[[Any], Any]], launches: Any
+) -> None:
+    """Write what steps find, beside what is known."""
+    for name, step in steps.items():
+        try:
+            result[name] = step(launches)
+        except Exception:  # with a part switched off: the tests of the others need their answers
+            result[name] = traceback.format_exc()
+    out.write_text(json.dumps(result), encoding="utf-8")
+
+
 def _compute(asked: dict[str, Any], folder: Path, out: Path) -> None:
     start("9.0", ship(folder / "computed"))
     import torch
@@ -170,6 +183,7 @@ def _compute(asked: dict[str, Any], folder: Path, out: Path) -> None:
         result["marlin"] = decode_results.marlin_order(asked["places"])
         result["scale order"] = decode_row_major.scale_order(asked["places"])
     launches = emulate()
+    decode_experts.emulate_marlin()
     steps: dict[str, Callable[[Any], Any]] = {
         "dense": decode_results.dense_layers,
         "bf16": decode_results.bf16_layers,
@@ -187,37 +201,51 @@ def _compute(asked: dict[str, Any], folder: Path, out: Path) -> None:
         "parts": decode_parts.parts,
         "trial": decode_trial.trial,
     }
-    for name, step in steps.items():
-        try:
-            result[name] = step(launches)
-        except Exception:  # with a part switched off: the tests of the others need their answers
-            result[name] = traceback.format_exc()
-    out.write_text(json.dumps(result), encoding="utf-8")
+    _write(out, result, steps, launches)
+
+
+def _rank(rank: int, folder: Path, out: Path) -> None:
+    """One of two ranks of tensor parallelism."""
+    start("9.0", folder / "computed", rank, 2)
+    import torch
+
+    torch.manual_seed(3)
+    decode_experts.emulate_marlin()
+    _write(out, {}, {"half": decode_half.rank}, emulate())
+
+
+def _run(folder: Path, jobs: Mapping[str, tuple[Callable[..., None], tuple[Any, ...]]]) -> Any:
+    """Run functions at the same time, each in a process; return what they wrote."""
+    fork = multiprocessing.get_context("fork")
+    paths = {name: folder / f"{name}.json" for name in jobs}
+    processes = {
+        name: fork.Process(target=function, args=(*arguments, paths[name]))
+        for name, (function, arguments) in jobs.items()
+    }
+    for one in processes.values():
+        one.start()
+    while running := [one for one in processes.values() if one.exitcode is None]:
+        multiprocessing.connection.wait(one.sentinel for one in running)
+        if failed := {name: one.exitcode for name, one in processes.items() if one.exitcode}:
+            for one in running:
+                one.kill()  # a rank waits for the other
+            sys.exit(f"exit codes: {failed}")
+    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items()}
 
 
 def main() -> None:
     """Read the questions, write the answers; a process for each device."""
     asked = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    out = Path(sys.argv[2])
-    folder = out.parent / "devices"
+    folder = Path(sys.argv[2]).parent / "devices"
     folder.mkdir()
     # what ranks leave for /metrics is no other server's
     os.environ |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
-    fork = multiprocessing.get_context("fork")
-    jobs: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
-        capability: (_selection, (capability, folder)) for capability in asked["capabilities"]
-    }
-    jobs["computed"] = (_compute, (asked, folder))
-    answers = {}
-    for name, (function, arguments) in jobs.items():
-        path = folder / f"{name}.json"
-        one = fork.Process(target=function, args=(*arguments, path))
-        one.start()
-        one.join()
-        if one.exitcode:
-            sys.exit(f"{name}: exit code {one.exitcode}")
-        answers[name] = json.loads(path.read_text(encoding="utf-8"))
-    out.write_text(json.dumps(answers), encoding="utf-8")
+    answers: dict[str, Any] = {}
+    for capability in asked["capabilities"]:
+        answers |= _run(folder, {capability: (_selection, (capability, folder))})
+    answers |= _run(folder, {"computed": (_compute, (asked, folder))})
+    answers |= _run(folder, {f"rank {rank}": (_rank, (rank, folder)) for rank in range(2)})
+    Path(sys.argv[2]).write_text(json.dumps(answers), encoding="utf-8")
 
 
 if __name__ == "__main__":
