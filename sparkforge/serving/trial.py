@@ -35,8 +35,12 @@ def plan(real: Sequence[str], variables: Mapping[str, str], *, choose: bool) -> 
         return {}
     backend = (options.value(real, "--moe-backend") or "auto").lower().replace("-", "_")
     cache = options.value(real, "--kv-cache-dtype") or "auto"
-    found = {"options": given, "moe_backend": backend, "kv_cache_dtype": cache}
-    return {**found, "choose": choose}
+    return {
+        "options": given,
+        "moe_backend": backend,
+        "kv_cache_dtype": cache,
+        "choose": choose,
+    }
 
 
 def run(

@@ -19,7 +19,7 @@ Tell = Callable[..., None]
 
 
 def attempt(kind: kinds.Kind) -> dict[str, Any]:
-    """Run one kind; returns what is told of it."""
+    """Run one kind, and return its result for ``Found``."""
     began = time.perf_counter()
     more: dict[str, Any] = {}
     try:
