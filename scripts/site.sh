@@ -6,16 +6,17 @@ out=$(realpath "$1") files=$2/blob/HEAD/
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+pages=$work/docs
 cp -r docs .github/zensical.toml "$work"
-cp README.md "$work/docs/index.md"
-cp CHANGELOG.md CONTRIBUTING.md SECURITY.md "$work/docs"
+cp README.md "$pages/index.md"
+cp CHANGELOG.md CONTRIBUTING.md SECURITY.md "$pages"
 
 page='(CHANGELOG|CONTRIBUTING|SECURITY)\.md'
 sed -Ei "s#\]\((LICENSE|NOTICE|[a-z.]+/)#]($files\1#g; s#\]\(${files}docs/#](#g" \
-  "$work"/docs/{index,CHANGELOG,CONTRIBUTING,SECURITY}.md
-sed -Ei "s#\]\(\.\./$page#](\1.md#g; s#\]\(\.\./README\.md#](index.md#g; s#\]\(\.\./#]($files#g" "$work"/docs/*.md
+  "$pages"/{index,CHANGELOG,CONTRIBUTING,SECURITY}.md
+sed -Ei "s#\]\(\.\./$page#](\1.md#g; s#\]\(\.\./README\.md#](index.md#g; s#\]\(\.\./#]($files#g" "$pages"/*.md
 sed -Ei "s#\]\(\.\./\.\./$page#](../\1.md#g; s#\]\(\.\./\.\./README\.md#](../index.md#g; s#\]\(\.\./\.\./#]($files#g" \
-  "$work"/docs/evidence/*.md
+  "$pages"/evidence/*.md
 
 python3 -m venv "$work/venv"
 "$work/venv/bin/pip" install --quiet --require-hashes --only-binary :all: --requirement requirements/site.txt
