@@ -99,3 +99,10 @@ def test_the_site_has_every_page() -> None:
     wanted = {name.removeprefix("docs/") for name in PAGES if name.count("/") < 3}
     wanted = {name for name in wanted if not name.startswith(("benchmarks/", "."))}
     assert sorted(listed(config["project"]["nav"])) == sorted({*wanted, "index.md"} - {"README.md"})
+
+
+def test_the_first_screen_is_one() -> None:
+    """Why, one table, the call for a report, two quick starts: before any section."""
+    before, _, _ = (ROOT / "README.md").read_text().partition("\n## ")
+    assert before.count("\n") <= 40
+    assert (before.count("\n|---"), before.count("```console")) == (1, 2)
