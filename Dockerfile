@@ -4,7 +4,8 @@
 #     --build-arg SOURCE_DATE_EPOCH=SECONDS --build-context wheels=DIR --build-context wheelhouse=DIR .
 #
 # wheels      what sparkforge built: *.whl, ours.txt (NAME==VERSION --hash=sha256:… of each, as the build
-#             recorded it), requirements.txt (everything else, with hashes), and optionally share/
+#             recorded it), requirements.txt (everything else, with hashes), sources.list (all that apt reads; empty:
+#             the base's own sources), and optionally share/
 #             (profile.json: how the model is served; what it was made of), needs.json (what has to be
 #             there at last, and what must not), emulated (a mark: this machine runs the image's programs by an emulator)
 # wheelhouse  the wheels that requirements.txt names, and uv for the target's platform
@@ -22,15 +23,20 @@ FROM scratch AS wheelhouse
 
 # ---- steps: scripts that are mounted where they are needed, and in no layer of the image ---------------
 FROM scratch AS steps
-# Versions are the base's business: it is pinned, and a version written here would break on its next update.
-# ca.crt is a secret: the CA bundle of a machine behind a proxy.
+# sources.list: the archive at the moment that pins.yaml names, whose lists expired long ago; empty for a base
+# of one's own, which has its own sources. ca.crt is a secret: the CA bundle of a machine behind a proxy.
 COPY --chmod=0555 <<'EOS' /apt-install
 #!/bin/sh
 set -eu
 ca=
 if [ -s /run/ca.crt ]; then ca='-o Acquire::https::CAInfo=/run/ca.crt'; fi
-apt-get ${ca} -q update
-DEBIAN_FRONTEND=noninteractive apt-get ${ca} -qy install --no-install-recommends "$@"
+at=
+if [ -s /run/sources.list ]; then
+  at='-o Dir::Etc::SourceList=/run/sources.list -o Dir::Etc::SourceParts=/dev/null -o Acquire::Check-Valid-Until=false'
+  at="${at} -o APT::Update::Error-Mode=any" # a list that is missing would give older versions
+fi
+apt-get ${ca} ${at} -q update
+DEBIAN_FRONTEND=noninteractive apt-get ${ca} ${at} -qy install --no-install-recommends "$@"
 EOS
 
 # Logs, caches and lists are what differs between two builds of one day.
@@ -94,6 +100,7 @@ SHELL ["/bin/sh", "-euc"]
 # hadolint ignore=SC2086
 RUN --mount=type=secret,id=ca,target=/run/ca.crt \
     --mount=type=bind,from=steps,target=/run/steps \
+    --mount=type=bind,from=wheels,source=sources.list,target=/run/sources.list \
     packages="ca-certificates libnuma1 libstdc++6 tini haproxy ${SYSTEM_PACKAGES}"; \
     fresh_python=; \
     if ! command -v "python${PYTHON_VERSION}" >/dev/null; then \
@@ -171,6 +178,7 @@ ARG BUILD_PACKAGES=""
 # hadolint ignore=SC2086
 RUN --mount=type=secret,id=ca,target=/run/ca.crt \
     --mount=type=bind,from=steps,target=/run/steps \
+    --mount=type=bind,from=wheels,source=sources.list,target=/run/sources.list \
     if [ -n "${BUILD_PACKAGES}" ]; then /run/steps/apt-install ${BUILD_PACKAGES}; fi
 RUN --network=none \
     --mount=type=bind,from=wheelhouse,target=/run/wheelhouse \

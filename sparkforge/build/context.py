@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkforge.pins.pins import Pins, ReleaseFile, SourcePlan, Target, Upstream
+from sparkforge.pins.pins import Apt, Pins, ReleaseFile, SourcePlan, Target, Upstream
 from sparkforge.pins.types import Platform
 from sparkforge.series import series
 from sparkforge.series.series import Series
 from sparkforge.serving import memory
 from sparkforge.serving.profile import Profile
-from sparkforge.sources.project import Project
+from sparkforge.sources.project import APT, Project
 
 if TYPE_CHECKING:
     from sparkforge.runtime.engine import BaseImage, Engine
@@ -87,6 +87,16 @@ class Context(Project):
     def lock(self) -> Path:
         """The hash-locked requirements of the other wheels."""
         return self.root / self.target.requirements[self.platform]
+
+    def apt(self, base: str) -> Apt | None:
+        """Return what apt reads in a base, by its digest; None: its own sources, if not pinned."""
+        pinned = self.pins.images.get(self.target.base or "")
+        return pinned.apt if pinned and pinned.digest(self.platform) == base else None
+
+    def apt_sources(self, base: str) -> bytes:
+        """Return the same as apt's sources.list, from a mirror if there is one."""
+        apt = self.apt(base)
+        return apt.sources(self.access.mirrors.get(APT, apt.archive)).encode() if apt else b""
 
     def layers(self, wheel: str) -> tuple[str, ...]:
         """Return the upstreams whose series go onto a wheel: its own, and those it carries."""

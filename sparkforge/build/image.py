@@ -147,6 +147,8 @@ def labels(context: Context, base: BaseImage) -> dict[str, str]:
         "org.opencontainers.image.base.digest": base.digest,
         TARGET_LABEL: context.target_name,
     }
+    if apt := context.apt(base.digest):
+        result["org.sparkforge.apt.snapshot"] = apt.snapshot
     if context.pack:
         result[PACK_LABEL] = PACK_JOINT.join(context.pack)
     for name in [layer for wheel in context.target.wheels for layer in context.layers(wheel)]:
@@ -187,11 +189,12 @@ def trial_item() -> Cached[FilesResult]:
 
 def note_of(context: Context, parts: Graph, base: BaseImage) -> dict[str, Mapping[str, Any]]:
     """Return the inputs of an image and of its parts, by label, as the image holds them."""
-    target, trial = context.target, trial_item()
+    target, trial, apt = context.target, trial_item(), context.apt(base.digest)
     inputs = {
         "wheels": {item.label: item.key for item in parts.own},
         "wheelhouse": parts.house.key,
         "base": base.digest,
+        "apt": apt and apt.model_dump(mode="json"),
         "platform": context.platform,
         "target": target.model_dump(mode="json"),
         "needs": needs(context),
@@ -280,6 +283,7 @@ def build(
         pins.append(f"{package}=={version} --hash=sha256:{sha256}\n")
     files = {f"share/{path}": data for path, data in share.items()}
     files |= {"requirements.txt": context.lock.read_bytes(), "ours.txt": "".join(pins).encode()}
+    files["sources.list"] = context.apt_sources(base.digest)
     files["needs.json"] = json.dumps(needs(context)).encode()
     if MACHINES.get(platform.machine()) != context.platform:
         files["emulated"] = b""
@@ -323,6 +327,8 @@ def build(
     except BuildError as error:
         wrong = list(dict.fromkeys(_WRONG.findall(str(error))))
         hint = f"{error.remedy}; for a wrong hash: --force wheelhouse"
+        if context.apt(base.digest):
+            hint += "; without the archive of apt: --mirror apt=URL, or --base"
         if wrong:
             hint = "use another base, or edit system_packages, build_packages or absent of"
             hint += f" targets.{context.target_name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -128,6 +129,8 @@ def _pins_text(
     values: dict[Where, str] = {}
     if counter != project.pins.release.counter:
         values["release", "counter"] = str(counter)
+    for image in (name for name, one in project.pins.images.items() if one.apt is not None):
+        values["images", image, "apt", "snapshot"] = f"{datetime.now(UTC):%Y%m%dT000000Z}"
     for name, target in plan.moved.items():
         here: Where = ("upstreams", name)
         values |= {(*here, "tag"): target.tag, (*here, "version"): target.version}

@@ -102,6 +102,21 @@ class Upstream(Model):
         return self.commit or "unknown"
 
 
+class Apt(Model):
+    """All that apt reads in a base image: its distribution's archive at one moment."""
+
+    archive: t.ArchiveUrl
+    """Its snapshots: ``ARCHIVE/SNAPSHOT/dists/SUITE``; ``--mirror apt=URL`` has the same."""
+    snapshot: t.Snapshot
+    suites: Annotated[tuple[t.AptWord, ...], Field(min_length=1)]
+    components: Annotated[tuple[t.AptWord, ...], Field(min_length=1)]
+
+    def sources(self, archive: str) -> str:
+        """Return it as apt's sources.list, from an archive."""
+        where, parts = f"{archive.rstrip('/')}/{self.snapshot}", " ".join(self.components)
+        return "".join(f"deb {where} {suite} {parts}\n" for suite in self.suites)
+
+
 class BaseImage(Model):
     """A base image: the tag is for people, the digests count."""
 
@@ -109,6 +124,8 @@ class BaseImage(Model):
     tag: t.ImageTag
     index: t.Digest
     platforms: Mapping[t.Platform, t.Digest] = Field(default_factory=dict)
+    apt: Apt | None = None
+    """None: the image's own sources, as they are on the day of a build."""
 
     def digest(self, wanted: t.Platform) -> t.Digest:
         """Return the digest for a platform; without one the index's, which leads there."""

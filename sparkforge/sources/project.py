@@ -21,6 +21,7 @@ from sparkforge.sources.sources import Access
 from sparkforge.store.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
+APT = "apt"  # the name of a base image's archive in --mirror
 PinsFile = Annotated[Path | None, Parameter(show=False)]
 """Type of --pins: another checkout's pins.yaml, for tests."""
 
@@ -36,7 +37,8 @@ class ProjectOptions:
     offline: bool = False
     """use no network, only the store"""
     mirror: tuple[str, ...] = ()
-    """UPSTREAM=URL-or-path: fetch this upstream's commit from there; may be repeated"""
+    """UPSTREAM=URL-or-path: fetch this upstream's commit from there; apt=URL: snapshots of the
+    base image's archive; may be repeated"""
 
 
 def store_of(named: str | Path | None) -> Store:
@@ -107,15 +109,15 @@ class Project(Checkout):
 
 
 def mirrors(texts: Sequence[str], all_pins: Pins) -> dict[str, str]:
-    """Return the URL or path of each --mirror, by upstream or UPSTREAM/EXTERNAL."""
+    """Return the URL or path of each --mirror, by upstream, UPSTREAM/EXTERNAL or ``apt``."""
     found = {}
     for text in texts:
         name, _, url = text.partition("=")
         upstream, _, external = name.partition("/")
-        known = all_pins.upstream(upstream).externals if url else {}
+        known = all_pins.upstream(upstream).externals if url and name != APT else {}
         if not url or (external and external not in known):
             msg = f"--mirror {text}: not UPSTREAM=URL-or-path, or UPSTREAM/EXTERNAL=URL-or-path"
-            names = ", ".join(sorted({*all_pins.upstreams, *known}))
+            names = ", ".join(sorted({*all_pins.upstreams, *known, APT}))
             raise UsageError(msg, f"for example --mirror vllm=/src/vllm; there are {names}")
         found[name] = url
     return found

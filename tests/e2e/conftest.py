@@ -23,6 +23,7 @@ from tests.support import ONE_THREAD, PATIENCE_S, wait_for
 from . import served
 
 if TYPE_CHECKING:
+    from .mirror import Mirror
     from .small import Small
 
 os.environ |= ONE_THREAD  # the smoke tests of an image and an environment have the user's
@@ -43,7 +44,7 @@ _GROUPS = (
     ("test_compose",),
     ("test_dev",),
     ("test_compile",),
-    ("test_publish", "test_signing"),
+    ("test_publish", "test_signing", "test_snapshot"),
 )
 
 
@@ -174,6 +175,16 @@ def alone(image: Any, checkout: Path) -> served.Alone:
     """What one node answered that `docker compose up` started, as the README says."""
     assert image["smoke"]["tokens"] > 0
     return served.by_compose(checkout)
+
+
+@pytest.fixture(scope="module")
+def mirror(base_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
+    """An archive with snapshots, still without any, which builds can reach."""
+    from .mirror import Mirror
+
+    running = Mirror(tmp_path_factory.mktemp("mirror"))
+    yield running
+    running.close()
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import ROOT
 
+from .mirror import deb
 from .served import docker
 
 NVIDIA, OTHERS = "cudatools <cudatools@nvidia.com>", "NVIDIA Maintainers <who@example.invalid>"
@@ -37,23 +38,6 @@ RUN dpkg --install /debs/*.deb && rm -r /debs && apt-mark hold made-up-nccl && \
 APT = ("/var/lib/apt/extended_states", "/var/log/apt", "/var/cache/apt/")
 # type, mode, owner, path and the target of a link
 LOOK = r"find / -xdev -path /dev -prune -o -path /sys -prune -o -printf '%y %m %U:%G %p %l\n'"
-
-
-def deb(folder: Path, name: str, maintainer: str, fields: str, path: str) -> None:
-    """Write a package with one file."""
-    tree = folder / name
-    (tree / path).parent.mkdir(parents=True)
-    (tree / path).write_text("# made up\n")
-    (tree / "DEBIAN").mkdir()
-    (tree / "DEBIAN" / "control").write_text(
-        f"Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: {maintainer}\n"
-        f"{fields + chr(10) if fields else ''}Description: made up\n"
-    )
-    subprocess.run(
-        ["dpkg-deb", "--root-owner-group", "--build", tree, folder],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
 
 
 def bake(*words: str | Path) -> None:

@@ -37,6 +37,7 @@ def clash(up: Upstream) -> None:
     up.release({"demo/mod.py": with_line(b"new = 0\n" + text, 21, b"theirs = 1")})
 
 
+FIRST = "20200101T000000Z"
 RESOLVED = with_line(b"new = 0\n" + FILES["demo/mod.py"], 21, b"both = 1")
 
 
@@ -96,9 +97,17 @@ def test_all_of_it_upstreamed(upstream: Upstream) -> None:
     upstream.series({"Taken one": {"demo/mod.py": with_line(FILES["demo/mod.py"], 3, b"x = 1")}})
     upstream.release({"demo/mod.py": with_line(FILES["demo/mod.py"], 3, b"x = 1")})
     upstream.project.run("pins", "record")
+    pins, apt = upstream.root / "pins.yaml", "archive: http://127.0.0.1:9/x, suites: [x]"
+    image = f"tag: x, index: sha256:{'1' * 64}, apt: {{{apt}, components: [x], snapshot: {FIRST}}}"
+    pins.write_text(
+        pins.read_text().replace("images: {}", f"images: {{x: {{repository: x, {image}}}}}")
+    )
     upstream.rebase("demo", "--onto", NEW)
     check_landed(upstream, [])
-    assert not load(upstream.root / "pins.yaml").upstreams["demo"].patched
+    landed = load(pins)
+    assert not landed.upstreams["demo"].patched
+    moved = landed.images["x"].apt
+    assert moved is not None and moved.snapshot > FIRST  # of the day of the rebase
     assert "dropped taken-one (upstreamed)" in (upstream.root / "CHANGELOG.md").read_text()
 
 

@@ -210,7 +210,7 @@ def _compile_item(
     trees: _Trees,
     natives: tuple[Native, ...],
 ) -> Cached[WheelResult]:
-    upstream, target = context.pins.upstream(name), context.target
+    upstream, target, apt = context.pins.upstream(name), context.target, context.apt(base.digest)
     file = upstream.files[target.wheels[name].files[context.platform]]
     fetched: _Fetched = {}
     redirects: dict[str, str] = {}
@@ -239,6 +239,7 @@ def _compile_item(
         "sources": {layer: chosen(context, layer) for layer in trees},
         "builder": {
             "base": base.digest,
+            "apt": apt and apt.model_dump(mode="json"),
             "wheelhouse": house.key,
             "arguments": arguments,
             "recipe": code_digest(dockerfile),
@@ -261,6 +262,7 @@ def _compile_item(
             (sources / "compile.sh").write_text(here + text)
             wheels.mkdir()
             (wheels / "requirements.txt").write_bytes(lock.read_bytes())
+            (wheels / "sources.list").write_bytes(context.apt_sources(base.digest))
             assert tools.engine is not None  # build_of refuses a compile without one
             build_image(
                 *(dockerfile, context.root, tools.engine.context),

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,12 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from sparkforge.build import image, sbom
 from sparkforge.build.context import Context
+from sparkforge.build.graph import inputs_of_image
 from sparkforge.build.results import PackResult, PluginResult, WheelhouseResult, WheelResult
 from sparkforge.core.errors import StoreError
 from sparkforge.release.command import inputs
 from sparkforge.runtime.engine import BaseImage
+from sparkforge.sources.project import mirrors
 from tests.results import context_of, item, reached
 from tests.support import ROOT, make_wheel, sha256
 
@@ -145,6 +148,29 @@ def test_labels() -> None:
     assert labels["org.sparkforge.vllm.series"] == context().series_of("vllm").sha256
     assert labels["org.opencontainers.image.base.digest"] == BASE.digest
     assert not any(str(ROOT) in value for value in labels.values())
+
+
+def test_a_pinned_base_reads_its_archive_of_one_day() -> None:
+    here = context()
+    pinned = here.pins.images["cuda-devel"]
+    base, apt = BaseImage("base", pinned.digest(here.platform)), pinned.apt
+    assert apt is not None
+    archive = f"{apt.archive}/{apt.snapshot}"
+    assert here.apt_sources(base.digest).decode().splitlines() == [
+        f"deb {archive} {suite} main universe" for suite in apt.suites
+    ]
+    label = "org.sparkforge.apt.snapshot"
+    assert image.labels(here, base)[label] == apt.snapshot
+    noted = [inputs_of_image(here, one)["image"]["apt"] for one in (base, BASE)]
+    assert noted == [apt.model_dump(mode="json"), None]
+    # another base has its own sources
+    assert here.apt_sources(BASE.digest) == b"" and label not in image.labels(here, BASE)
+    # a mirror has the same moment, and changes no key
+    mirrored = mirrors(["apt=http://127.0.0.1:9/copy/"], here.pins)
+    there = replace(here, access=replace(here.access, mirrors=mirrored))
+    line, *_ = there.apt_sources(base.digest).decode().splitlines()
+    assert line.split()[1] == f"http://127.0.0.1:9/copy/{apt.snapshot}"
+    assert inputs_of_image(there, base) == inputs_of_image(here, base)
 
 
 def test_the_recipe_is_all_that_a_build_reads() -> None:

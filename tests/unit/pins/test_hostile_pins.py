@@ -61,6 +61,13 @@ cuda-devel.repository | repository: nvidia/cuda
   repository: '--privileged -v /:/x'
 images.cuda-devel.tag | tag: 13.0.2-devel-ubuntu24.04
   tag: '--x'
+cuda-devel.apt.archive | archive: http://snapshot.ubuntu.com/ubuntu
+  archive: '[trusted=yes] http://host.invalid/x'
+  archive: file:///root
+cuda-devel.apt.snapshot | snapshot: 20261121T000000Z
+  snapshot: ../20261121T000000Z
+cuda-devel.apt.suites[0] | suites: [noble,
+  suites: [noble main contrib,
 gpt-oss-120b.repository | repository: openai/gpt-oss-120b
   repository: ../../etc
   repository: --x/y
