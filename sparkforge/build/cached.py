@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Generic
 
@@ -40,6 +40,8 @@ class Cached(Generic[T_co]):
     valid: Callable[[Artefact[T_co]], bool] = lambda _: True
     """Check a result in the store: its other half may be gone, or it may be damaged."""
     fetches: Callable[[], Fetches] = Fetches
+    raw: bool = False
+    """Where all that was made of it stands, its record in the store is enough."""
     found: Artefact[T_co] | None = field(default=None, init=False)
     """Its result, once a run has reached it."""
     made_now: bool = field(default=False, init=False)
@@ -106,9 +108,23 @@ def _stands(item: Cached[Any], store: Store, force: Collection[str]) -> bool:
     return found is not None and item.valid(found)
 
 
-def _missing(store: Store, items: Sequence[Cached[Any]], force: Collection[str]) -> list[bool]:
+def _missing(
+    store: Store,
+    items: Sequence[Cached[Any]],
+    force: Collection[str],
+    take: Callable[[Cached[Any]], bool] = lambda _: False,
+) -> list[bool]:
+    """Return for each item whether it has to be made; ``take``: whether it came from elsewhere."""
     # four at once: it hashes wheels, and asks git and the engine
-    return list(in_parallel(lambda item, _: not _stands(item, store, force), items, 4))
+    found = in_parallel(lambda item, _: not _stands(item, store, force), items, 4)
+    missing = dict(zip(items, found, strict=True))
+    for item in reversed(items):  # what was made of an item comes before it
+        users = [missing[user] for user in items if item in user.needs]
+        idle = item.raw and bool(users) and not any(users)
+        if missing[item] and item.stage not in force and (idle or not item.raw):
+            there = idle and item.find(store) is not None
+            missing[item] = not (there or take(item))
+    return [missing[item] for item in items]
 
 
 # -- plans -------------------------------------------------------------------------------
@@ -211,19 +227,24 @@ def run(
     A failure stops the build; finished results stay and are not made again. ``planned``: the plan
     of these items, if it was made just now.
     """
-    store, any_made = context.store, False
+    store = context.store
     missing = [one.made for one in planned] if planned else _missing(store, items, force)
     with store.in_use():
+        if store.remote is not None and any(missing):
+            from sparkforge.build import remote
+
+            missing = _missing(store, items, force, partial(remote.take, store))
         for item, lacking in zip(items, missing, strict=True):
             found = item.find(store)
             # an input of this item may have just been made anew
-            again = not _stands(item, store, force) if any_made else lacking
+            anew = any(need.made_now for need in item.needs)
+            again = lacking or (anew and not _stands(item, store, force))
             if found is None or again:
-                if found is not None and item.stage not in force:
+                if found is not None and item.stage not in force and not item.raw:
                     log.warning(f"{item.label}: damaged or outdated in the store: rebuilding it")
                 what = (item.stage, item.inputs, item.kind, item.make)
                 with log.step(item.label):
                     found = store.build(*what, again=found is not None)
-                any_made = again = True
+                again = True
             item.found, item.made_now = found, again
             store.remember(context.target_name, item.label, found)

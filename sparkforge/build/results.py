@@ -91,9 +91,9 @@ class PackResult(OwnWheel):
 
 @dataclass(frozen=True)
 class WheelhouseResult:
-    """A folder with this number of third-party wheels."""
+    """A folder with third-party wheels, by name with their sha256."""
 
-    files: int
+    files: Mapping[str, str]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 import platform
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -25,6 +26,7 @@ from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
 from sparkforge.sources.project import Project, ProjectOptions
+from sparkforge.store.store import Store
 
 
 @command_options
@@ -37,6 +39,8 @@ class BuildOptions:
     """run this stage again even if its result is in the store"""
     dry_run: bool = False
     """print the plan and exit"""
+    remote: str | None = None
+    """URL or path of another machine's store: take wheels and downloads from there"""
     arguments: Behind = ()
     project: ProjectOptions = ProjectOptions()
     output: OutputOptions = OutputOptions()
@@ -67,6 +71,12 @@ def build_target(options: BuildOptions) -> int:
         raise UsageError(msg, "omit them; serve takes them, too")
     if options.dry_run:
         return _plan(project, options)
+    if options.remote is not None:
+        if project.access.offline:
+            raise UsageError("--remote and --offline conflict", "omit one of them")
+        url = options.remote.rstrip("/")
+        url = url if "://" in url else Path(url).resolve().as_uri()
+        project = replace(project, store=Store(project.store.root, url))
     build = build_of(
         *(project, options.target, options.variant, until, options.force),
         tools=options.tools,

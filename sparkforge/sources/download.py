@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import FetchError, IntegrityError
@@ -51,8 +51,28 @@ def fetch(
             msg = f"{name}: not in the store, and --offline is set"
             raise FetchError(msg, "run once without --offline on a machine with network")
         partial = store.partial_path(sha256)
+        try:
+            if from_remote(store, f"downloads/{sha256}/{name}", partial, name, size):
+                return store.accept_download(partial, sha256, name)
+        except IntegrityError as error:
+            log.warning(f"{store.remote}: {error.what}: fetching it elsewhere")
         _download(locate(), partial, name, size)
         return store.accept_download(partial, sha256, name)
+
+
+def from_remote(store: Store, path: str, into: Path, name: str, size: int | None = None) -> bool:
+    """Download a file of the remote store, unchecked; False: there is none, or not this file."""
+    if store.remote is None:
+        return False
+    try:
+        _download(f"{store.remote}/{quote(path)}", into, name, size, attempts=1)
+    except FetchError as error:
+        reply = getattr(error.__cause__, "response", None)
+        if error.__cause__ is not None and (reply is None or reply.status_code >= 500):
+            log.warning(f"--remote {store.remote}: {error.what}: going on without it")
+            store.remote = None
+        return False
+    return True
 
 
 def size_of(url: str, name: str) -> int:
@@ -82,7 +102,9 @@ def _local(url: str, name: str) -> Path | None:
     return path
 
 
-def _download(url: str, partial: Path, name: str, size: int | None) -> None:
+def _download(
+    url: str, partial: Path, name: str, size: int | None, attempts: int = _ATTEMPTS
+) -> None:
     import requests
     from urllib3.exceptions import HTTPError
 
@@ -92,7 +114,7 @@ def _download(url: str, partial: Path, name: str, size: int | None) -> None:
         return
     # our own loop: urllib3's repeats a request, but does not resume a body, which is where a
     # download of gigabytes fails
-    for attempt in range(1, _ATTEMPTS + 1):
+    for attempt in range(1, attempts + 1):
         try:
             _stream(url, partial, name, size)
             return
@@ -101,7 +123,7 @@ def _download(url: str, partial: Path, name: str, size: int | None) -> None:
             status = 500 if response is None else response.status_code
             retries = status >= 500 or status in (408, 429)
             # ValueError: requests' errors for an invalid URL
-            if attempt == _ATTEMPTS or not retries or isinstance(error, ValueError):
+            if attempt == attempts or not retries or isinstance(error, ValueError):
                 msg = f"{name}: download failed after {attempt} attempts: {error}"
                 raise FetchError(msg, _NETWORK) from error
             wait = _FIRST_WAIT_S * 2 ** (attempt - 1)

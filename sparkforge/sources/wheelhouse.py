@@ -146,8 +146,10 @@ def missing(store: Store, wanted: Wanted) -> int:
     return found.count(None)
 
 
-def fill(store: Store, wanted: Wanted, index: Index, uv: Path, *, offline: bool, into: Path) -> int:
-    """Fetch every locked requirement and link the files into a folder; return their number."""
+def fill(
+    store: Store, wanted: Wanted, index: Index, uv: Path, *, offline: bool, into: Path
+) -> dict[str, str]:
+    """Fetch every locked requirement, link the files into a folder; return the sha256 of each."""
 
     def fetched(item: Locked, stopping: Event) -> Path:
         found = in_store(store, item, wanted.python, wanted.platform)
@@ -162,7 +164,7 @@ def fill(store: Store, wanted: Wanted, index: Index, uv: Path, *, offline: bool,
     paths = [*in_parallel(fetched, wanted.items(), _PARALLEL)]
     for path in paths:
         os.link(path, into / path.name)
-    return len(paths)
+    return {path.name: path.parent.name for path in paths}
 
 
 def _located(item: Locked, wanted: Wanted, index: Index, uv: Path) -> tuple[str, str, str]:

@@ -72,6 +72,11 @@ class Artefact(Generic[T_co]):
     seconds: float
 
 
+def place(stage: str, inputs: Mapping[str, Any]) -> str:
+    """Return the folder of an artefact, relative to its store."""
+    return f"artefacts/{stage}/{key_of(inputs)[:32]}"
+
+
 def _seal(values: Mapping[str, Any]) -> str:
     """Return the sha256 of a record, which reveals damage."""
     return key_of({name: value for name, value in values.items() if name != "seal"})
@@ -80,8 +85,9 @@ def _seal(values: Mapping[str, Any]) -> str:
 class Store:
     """Access to one store folder; made on first use."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, remote: str | None = None) -> None:
+        """``remote``: URL of another store, to read from; None, too, once it does not answer."""
+        self.root, self.remote = root, remote
 
     def _prepare(self) -> None:
         """Create the folders; called before a write, so that a dry run leaves no trace."""
@@ -206,7 +212,7 @@ class Store:
         found = sha256_file(partial)
         if found != sha256:
             partial.unlink()
-            msg = f"{name}: sha256 is {found}, but {sha256} is pinned"
+            msg = f"{name}: sha256 is {found}, not {sha256}"
             raise IntegrityError(msg, "the index or a proxy served another file: check its origin")
         final = self.download_path(sha256, name)
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -214,15 +220,16 @@ class Store:
         final.chmod(0o444)  # not before: the next run must be able to continue a partial file
         return final
 
-    def _place(self, stage: str, inputs: Mapping[str, Any]) -> Path:
-        return self.root / "artefacts" / stage / key_of(inputs)[:32]
-
     def find(self, stage: str, inputs: Mapping[str, Any], kind: type[T]) -> Artefact[T] | None:
         """Return the finished artefact for these inputs, or None.
 
         A record with a wrong seal, or of a result of another type, counts as absent.
         """
-        path = self._place(stage, inputs)
+        return self.read(self.root / place(stage, inputs), kind)
+
+    @staticmethod
+    def read(path: Path, kind: type[T]) -> Artefact[T] | None:
+        """Return the artefact in a folder; as ``find``."""
         made = read_json(path / "artefact.json") or {}
         result = plain.load(kind, made["outputs"]) if made.get("seal") == _seal(made) else None
         if result is None:
@@ -243,7 +250,7 @@ class Store:
         ``inputs`` are all that determines the result. ``make`` fills the folder that it is given.
         ``again``: make it even if present; the old one is kept until the new one is complete.
         """
-        final = self._place(stage, inputs)
+        final = self.root / place(stage, inputs)
         with self.lock(f"{stage}-{final.name}"):
             if not again and (found := self.find(stage, inputs, kind)):
                 return found

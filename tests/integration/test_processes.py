@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from sparkforge.build.results import WheelhouseResult
+from sparkforge.build.results import FilesResult
 from sparkforge.sources.download import fetch
 from sparkforge.store.store import Store
 from tests.support import Page, Server, finished, python, sha256, wait_for
@@ -23,7 +23,7 @@ fetch(Store(Path(sys.argv[1])), name="x.whl", sha256=sys.argv[2], locate=lambda:
 BUILD = """
 import sys, time
 from pathlib import Path
-from sparkforge.build.results import WheelhouseResult
+from sparkforge.build.results import FilesResult
 from sparkforge.store.store import Store
 note = Path(sys.argv[2])
 def make(folder):
@@ -32,9 +32,9 @@ def make(folder):
     with note.open("a") as file:
         file.write("made\\n")
     time.sleep(float(sys.argv[3]))
-    return WheelhouseResult(50)
-made = Store(Path(sys.argv[1])).build("wheels", {"a": 1}, WheelhouseResult, make)
-print("found", made.result.files, flush=True)
+    return FilesResult({"count": "50"})
+made = Store(Path(sys.argv[1])).build("wheels", {"a": 1}, FilesResult, make)
+print("found", made.result.files["count"], flush=True)
 """
 
 
@@ -75,8 +75,8 @@ def test_killed_process_releases_lock(store: Store, tmp_path: Path) -> None:
     assert list((store.root / "tmp").iterdir())
     store.sweep()
     assert not list((store.root / "tmp").iterdir())
-    made = store.build("wheels", INPUTS, WheelhouseResult, lambda folder: WheelhouseResult(0))
-    assert made.result == WheelhouseResult(0)
+    made = store.build("wheels", INPUTS, FilesResult, lambda folder: FilesResult({}))
+    assert made.result == FilesResult({})
 
 
 def test_two_processes_build_once(store: Store, tmp_path: Path) -> None:

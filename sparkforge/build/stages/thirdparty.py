@@ -48,13 +48,13 @@ def wheelhouse_item(
         return wheelhouse.Wanted(lock, tools, target.python, context.platform, backend)
 
     def make(folder: Path) -> WheelhouseResult:
-        count = fill(context, wanted(), folder / WHEELS)
-        log.info(f"{count} third-party wheels (with uv), each with its locked sha256")
-        return WheelhouseResult(count)
+        files = fill(context, wanted(), folder / WHEELS)
+        log.info(f"{len(files)} third-party wheels (with uv), each with its locked sha256")
+        return WheelhouseResult(files)
 
     return Cached(
         *(stage, label, inputs, WheelhouseResult, make),
-        valid=lambda made: len([*(made.path / WHEELS).glob("*.whl")]) == made.result.files,
+        valid=lambda made: len([*(made.path / WHEELS).glob("*.whl")]) == len(made.result.files),
         fetches=lambda: to_fetch(context, wanted()),
     )
 
@@ -73,8 +73,8 @@ def version(lock: Path, name: str) -> str:
     return next(one.version for one in wheelhouse.read_lock(lock) if one.name == name)
 
 
-def fill(project: Project, wanted: Wanted, into: Path) -> int:
-    """Put a lock's wheels into a new folder; returns their number."""
+def fill(project: Project, wanted: Wanted, into: Path) -> dict[str, str]:
+    """Put a lock's wheels into a new folder; returns the sha256 of each."""
     from sparkforge.sources import wheelhouse
 
     into.mkdir()
@@ -103,14 +103,14 @@ def install(project: Project, lock: Path, tool: str) -> tuple[Path, str]:
 
     def make(folder: Path) -> WheelhouseResult:
         wheels, venv, uv = folder / WHEELS, folder / "venv", environment.uv_program()
-        count = fill(project, wheelhouse.Wanted(lock, (), python, here, None), wheels)
+        files = fill(project, wheelhouse.Wanted(lock, (), python, here, None), wheels)
         alone = {"UV_NO_CONFIG": "1", "VIRTUAL_ENV": "", "UV_LINK_MODE": "copy"}
         quietly = ("--quiet", "--no-cache")
         call(uv, "venv", *quietly, "--relocatable", "--python", sys.executable, venv, env=alone)
         words = ("--offline", "--no-index", "--no-deps", "--require-hashes", "-r", lock)
         into = ("--python", venv / "bin" / "python", "--find-links", wheels)
         call(uv, "pip", "install", *quietly, *into, *words, env=alone)
-        return WheelhouseResult(count)
+        return WheelhouseResult(files)
 
     made = project.store.build("tools", inputs, WheelhouseResult, make)
     # else `clean --superseded` would remove it

@@ -66,7 +66,7 @@ def source_item(context: Context, name: str) -> Cached[SourceResult]:
         return Fetches(unknown=() if there else (f"{name} by git",))
 
     what = ("sources", f"source {name}", inputs, SourceResult, make)
-    return Cached(*what, valid=stands, fetches=fetches)
+    return Cached(*what, valid=stands, fetches=fetches, raw=True)
 
 
 def series_item(context: Context, name: str, source: Cached[SourceResult]) -> Cached[SeriesResult]:
@@ -95,7 +95,7 @@ def series_item(context: Context, name: str, source: Cached[SourceResult]) -> Ca
         return same and git.has_commit(repo, artefact.result.commit)
 
     what = ("series", f"series {name}", inputs, SeriesResult, make, (source,))
-    return Cached(*what, valid=stands)
+    return Cached(*what, valid=stands, raw=True)
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def test_third_party_wheels_have_hashes(tmp_path: Path, monkeypatch: pytest.Monk
     lock = tmp_path / "lock.txt"
     lock.write_text(f"anyio==9.0 --hash=sha256:{sha256(inside.read_bytes())}\n")
     monkeypatch.setattr(Context, "lock", lock)
-    made = reached(item(WheelhouseResult(2)), WheelhouseResult(2), tmp_path)
+    made = reached(item(WheelhouseResult({})), WheelhouseResult({}), tmp_path)
     components = of_spark(house=made)["components"]
     (wheel,) = [one for one in components if one["bom-ref"].startswith("wheel-")]
     assert wheel["purl"] == "pkg:pypi/anyio@9.0"

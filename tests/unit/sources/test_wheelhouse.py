@@ -87,9 +87,9 @@ def wanted(
 
 def filled(store: Store, want: Wanted, *, offline: bool = False) -> list[str]:
     with store.temporary("house") as house:
-        count = fill(store, want, Index(), Path("uv"), offline=offline, into=house)
+        files = fill(store, want, Index(), Path("uv"), offline=offline, into=house)
         names = sorted(path.name for path in house.iterdir())
-        assert count == len(names)
+        assert files == {name: sha256((house / name).read_bytes()) for name in names}
         return names
 
 
