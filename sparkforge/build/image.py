@@ -175,10 +175,10 @@ def trial_item() -> Cached[FilesResult]:
 
     def make(folder: Path) -> FilesResult:
         # not needed by a build in which nothing changed
-        from sparkforge.checkpoints import trial
+        from sparkforge.checkpoints import tiny
         from sparkforge.serving.preflight import NAME
 
-        trial.make(folder / NAME)
+        tiny.make_trial(folder / NAME)
         made = (folder / NAME).iterdir()
         return FilesResult({f"{NAME}/{path.name}": sha256_file(path) for path in made})
 

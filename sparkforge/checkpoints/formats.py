@@ -9,6 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+Floats = npt.NDArray[np.floating[Any]]
+
+# E2M1: sign, two bits of exponent with a bias of one, one bit of mantissa.
+_E2M1 = np.array([sign * x for sign in (1, -1) for x in (0, 0.5, 1, 1.5, 2, 3, 4, 6)], np.float32)
+
 
 class Random:
     """Random weights from integers only, without numpy's float streams and the C library."""
@@ -64,6 +69,33 @@ def write_checkpoint(
     dest.chmod(0o755)  # a server in a container runs as another user, regardless of our umask
     for path in dest.iterdir():
         path.chmod(0o644)
+
+
+def read_tensors(folder: Path) -> dict[str, npt.NDArray[Any]]:
+    """Return a checkpoint's tensors by name: BF16 widened to float32, or uint8."""
+    raw = (folder / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:start])
+    del header["__metadata__"]
+    tensors: dict[str, npt.NDArray[Any]] = {}
+    for name, entry in header.items():
+        low, high = entry["data_offsets"]
+        data = np.frombuffer(raw[start + low : start + high], np.uint8)
+        if entry["dtype"] == "BF16":  # the upper half of a float32
+            data = (data.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+        tensors[name] = data.reshape(entry["shape"])
+    return tensors
+
+
+def dequantize(blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]) -> Floats:
+    """Decode MXFP4: blocks [..., K/32, 16] and scales [..., K/32] to float32 [..., K].
+
+    The low nibble comes first. Scale 255 is NaN.
+    """
+    codes = np.stack((blocks & 0x0F, blocks >> 4), axis=-1).reshape(*scales.shape, 32)
+    factors = np.where(scales == 255, np.nan, np.exp2(scales.astype(np.float64) - 127))
+    values = _E2M1[codes].astype(np.float64) * factors[..., None]
+    return values.reshape(*scales.shape[:-1], -1).astype(np.float32)
 
 
 def byte_bpe(

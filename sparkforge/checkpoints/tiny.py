@@ -1,11 +1,12 @@
-"""A tiny gpt-oss checkpoint in native MXFP4, made from a seed: half a megabyte.
+"""Tiny gpt-oss checkpoints in native MXFP4, made from a seed.
 
-It has all parts of the real one that a serving stack can get wrong, and a tokenizer whose token
-ids are bytes.
+They have all parts of the real one that a serving stack can get wrong, and a tokenizer whose token
+ids are bytes. The smallest has half a megabyte.
 """
 
 import json
 import math
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkforge.checkpoints import gptoss
-from sparkforge.checkpoints.formats import Random, byte_bpe, to_bf16, write_checkpoint
+from sparkforge.checkpoints.formats import (
+    Random,
+    byte_bpe,
+    dequantize,
+    read_tensors,
+    to_bf16,
+    write_checkpoint,
+)
+from sparkforge.serving.preflight import REFERENCE
 
 
 @dataclass(frozen=True)
@@ -36,37 +44,38 @@ _NAMES = ("startoftext", "endoftext", "return", "call", "start", "channel", "mes
 VOCAB_SIZE = 256 + len(_NAMES)
 
 
-@dataclass(frozen=True)
-class TinyCheckpoint:
-    """A checkpoint on disk, and the sizes that tests compare a server with."""
-
-    path: Path
-    num_layers: int
-    num_experts: int
-    packed_expert_bytes: int  # blocks and scales of all experts, biases left out
-    bf16_expert_bytes: int  # the same weights in BF16
-
-
-def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = Shape()) -> TinyCheckpoint:
+def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = Shape()) -> None:
     """Write a tiny random gpt-oss checkpoint to the new folder `dest`: by the seed, everywhere."""
     tensors = _make_tensors(seed, shape)
     ranks = {bytes([byte]): byte for byte in range(256)}
     tokenizer = byte_bpe({256 + n: f"<|{name}|>" for n, name in enumerate(_NAMES)}, ranks)
     files = {**json_files(shape, "tiny.json"), "tokenizer.json": tokenizer}
     write_checkpoint(dest, tensors, files)
-    packed = sum(t.nbytes for name, t in tensors.items() if name.endswith(("_blocks", "_scales")))
-    weights = shape.layers * shape.experts * 3 * shape.hidden * shape.inter
-    return TinyCheckpoint(dest, shape.layers, shape.experts, packed, 2 * weights)
+
+
+# of the preflight's: heads of 64, eight query heads a KV head, sizes that Marlin takes as they are
+_TRIAL = Shape(2, hidden=256, inter=256, experts=16, experts_per_token=4, heads=16, head_dim=64)
+
+
+def make_trial(folder: Path) -> None:
+    """Write the preflight's checkpoint, and its expected answers, to a new folder.
+
+    ``trial.json`` has them as tests/unit/serving/test_preflight.py computes them: in float64, by
+    definition of the model's parts, and rounded far above any difference between two machines.
+    """
+    make_tiny_gpt_oss(folder, seed=4, shape=_TRIAL)
+    shutil.copyfile(Path(__file__).with_name("trial.json"), folder / REFERENCE)
+    (folder / REFERENCE).chmod(0o644)
 
 
 def expand(source: Path, dest: Path) -> None:
     """Write a checkpoint to the new folder `dest`, its MXFP4 weights in BF16, for any server."""
     tensors: dict[str, npt.NDArray[Any]] = {}
-    found = gptoss.load(source).tensors
+    found = read_tensors(source)
     for name, tensor in found.items():
         plain, packed, _ = name.partition("_blocks")
         if packed:
-            weights = gptoss.dequantize(tensor, found[f"{plain}_scales"])
+            weights = dequantize(tensor, found[f"{plain}_scales"])
             # the model's BF16 format has inputs before outputs
             tensors[plain] = to_bf16(np.swapaxes(weights, 1, 2).astype(np.float32))
         elif not name.endswith("_scales"):
