@@ -12,12 +12,15 @@ checkpoint, made on the device from one seed: dense ones of a Student-t distribu
 degrees (real ones have outliers), experts of random bytes, and a head under which the likeliest 256
 tokens have most of the probability. So routers choose unlike experts for unlike tokens.
 
-Each case runs in a process of its own, ``--gpus`` at a time. Tokens/s of decoding are from the
-difference of two lengths, the median of ``--repeat``; milliseconds of prefill likewise. Distances
-are of all positions of two prompts, from steps of eight tokens and from one step, to the first
-case: KL in nats over the whole vocabulary and the share of positions with the same likeliest token.
-``as_alone``: how many of twelve sequences together have the tokens that each has alone.
-With ``--tensor-parallel`` each case has as many GPUs, connected by NCCL as two machines are.
+Each case runs in a process of its own, one after the other. A case with results in FOLDER is not
+run again: runs with a card each can share FOLDER, and a last one compares all cases. Tokens/s of
+decoding are from the difference of two lengths, the median of ``--repeat``; milliseconds of prefill
+likewise. Distances are of all positions of two prompts, from steps of eight tokens and from one
+step, to the first case: KL in nats over the whole vocabulary, and the share of positions with the
+same likeliest token. ``as_alone``: how many of twelve sequences together have the tokens that each
+has alone.
+With ``--tensor-parallel`` each case has as many GPUs, connected by NCCL as two machines are, and a
+process for each (torchrun).
 """
 
 from __future__ import annotations
@@ -251,7 +254,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--case", action="append", default=[], metavar="NAME=TREE[+TREE][:LAYERS]")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--kv", type=int, default=5, help="GiB")
@@ -274,49 +276,21 @@ def main() -> None:
     folder = options.out / "model"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config(shape, vocab)))
-    waiting, names = list(options.case), []
-    running: dict[int, tuple[str, list[subprocess.Popen[bytes]]]] = {}
-    ranks = range(options.tensor_parallel)
-    while waiting or running:
-        for gpu, (name, processes) in list(running.items()):
-            codes = [process.poll() for process in processes]
-            if None not in codes or any(codes):
-                for process in processes:
-                    process.kill()  # a rank that waits for one that failed
-                    process.wait()
-                del running[gpu]
-                path = options.out / f"{name}.json"
-                print(path.read_text() if path.exists() else f"{name}: failed", flush=True)
-        gpus = range(0, options.gpus - len(ranks) + 1, len(ranks))
-        free = [gpu for gpu in gpus if gpu not in running]
-        if free and waiting:
-            name, _, rest = waiting.pop(0).partition("=")
-            trees, _, layers = rest.partition(":")
-            names.append(name)
-            if (options.out / f"{name}.json").exists():
-                continue  # of an earlier run
+    ranks = ("-m", "torch.distributed.run", f"--nproc-per-node={options.tensor_parallel}")
+    names = []
+    for case in options.case:
+        name, _, rest = case.partition("=")
+        trees, _, layers = rest.partition(":")
+        names.append(name)
+        path = options.out / f"{name}.json"
+        if not path.exists():
             paths = [*trees.split("+"), os.environ.get("PYTHONPATH", "")]
+            words = [__file__, *sys.argv[1:], "--name", name, "--layers", layers]
+            program = [sys.executable, *(ranks if options.tensor_parallel > 1 else ()), *words]
             variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(str(free[0] + rank) for rank in ranks)
-            if len(ranks) > 1:
-                variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29500 + free[0])}
-                variables |= {"WORLD_SIZE": str(len(ranks))}
-            words = [sys.executable, __file__, *sys.argv[1:], "--name", name, "--layers", layers]
-            with (options.out / f"{name}.log").open("w") as log:
-                running[free[0]] = (
-                    name,
-                    [
-                        subprocess.Popen(
-                            words,
-                            env=variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                            stdout=log,
-                            stderr=log,
-                        )
-                        for rank in ranks
-                    ],
-                )
-        else:
-            time.sleep(0.5)
+            with path.with_suffix(".log").open("w") as log:
+                subprocess.run(program, env=variables, stdout=log, stderr=log, check=False)
+        print(path.read_text() if path.exists() else f"{name}: failed", flush=True)
     if options.server:
         return
     for name in names:
