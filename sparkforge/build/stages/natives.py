@@ -7,16 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkforge.build.cached import Cached, undamaged
 from sparkforge.build.context import WHEELS, Context, Tools, width
-from sparkforge.build.results import (
-    CompiledWheelResult,
-    FilesResult,
-    WheelResult,
-    all_intact,
-)
+from sparkforge.build.results import CompiledWheelResult, FilesResult, WheelResult, all_intact
 from sparkforge.build.stages.thirdparty import wheelhouse_item
 from sparkforge.build.stages.wheels import (
     Tree,
@@ -37,13 +31,11 @@ from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.pins.pins import Upstream
 from sparkforge.pins.types import Native, PathRule, rule_of
-from sparkforge.runtime.engine import build_image
+from sparkforge.runtime.engine import BaseImage, build_image
 from sparkforge.series.series import Series
 from sparkforge.sources.download import Fetches
-
-if TYPE_CHECKING:
-    from sparkforge.runtime.engine import BaseImage
-    from sparkforge.wheels.overlay import Layer, Overlaid, Request
+from sparkforge.wheels import archive, overlay
+from sparkforge.wheels.overlay import Layer, Overlaid, Request
 
 _Trees = Mapping[str, Tree]
 _Fetched = dict[str, Cached[FilesResult]]
@@ -304,9 +296,9 @@ def _fill(context: Context, name: str, trees: _Trees, fetched: _Fetched, folder:
             git.unpack(patched.source.repo, where, [], folder / "externals" / layer)
     for key, item in fetched.items():
         out = folder / "externals" / key
-        archive = undamaged(item.path / ARCHIVE, item.result.files[ARCHIVE])
+        packed = undamaged(item.path / ARCHIVE, item.result.files[ARCHIVE])
         out.mkdir(parents=True)
-        call("tar", "-x", "--no-same-owner", "--file", archive, "--directory", out)
+        call("tar", "-x", "--no-same-owner", "--file", packed, "--directory", out)
 
 
 def overlaid(
@@ -316,8 +308,6 @@ def overlaid(
 
     ``compiled``: native files by their path in the wheel. Their sources are in no wheel.
     """
-    from sparkforge.wheels import archive, overlay
-
     placed = []
     for layer in layers:  # what no rule of pins.yaml places are sources of native files
         unplaced = (path for path in layer.patched.touched if rule_of(layer.paths, path) is None)
