@@ -195,7 +195,7 @@ def note_of(context: Context, parts: Graph, base: BaseImage) -> dict[str, Mappin
         "platform": context.platform,
         "target": target.model_dump(mode="json"),
         "needs": needs(context),
-        "profile": context.profile,
+        "profile": context.serving.document(),
         "preflight": trial.key,
         "epoch": context.epoch,
         "release": context.release,
@@ -227,8 +227,8 @@ def image_item(
 
         document = sbom.document(context, parts, base)
         share = {SBOM: document, NOTE: _json(note, 1)}
-        if context.profile:
-            share["profile.json"] = _json(context.profile, 2)
+        if context.target.profile is not None:
+            share["profile.json"] = _json(context.serving.document(), 2)
         for name, sha256 in trial.result.files.items():
             share[name] = undamaged(trial.path / name, sha256).read_bytes()
         labels = {

@@ -146,7 +146,7 @@ def serving(
     """Run the entrypoint with the cpu target's profile, changed, and a checkpoint; the tiny one."""
     if needs_haproxy.args[0]:
         pytest.skip(needs_haproxy.kwargs["reason"])
-    profile = {**PINS.profile_of(PINS.target("cpu")), "warm_up": "off", **changes}
+    profile = {**PINS.profile_of(PINS.target("cpu")).document(), "warm_up": "off", **changes}
     # sockets have short paths only, shorter than a test's folder may be
     with tempfile.TemporaryDirectory(prefix="vllm-") as name:
         sockets = Path(name)
