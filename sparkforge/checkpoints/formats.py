@@ -118,26 +118,13 @@ def byte_bpe(
     def written(token: bytes) -> str:
         return "".join(characters[byte] for byte in token)
 
-    off = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    level = {"type": "ByteLevel", **off}
-    before = {"type": "Sequence", "pretokenizers": [split, level]} if split else level
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("tokenizer.json").read_bytes())
+    if split:
+        steps = [split, found["pre_tokenizer"]]
+        found["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [{"id": n, "content": t, **plain, "special": True} for n, t in special.items()]
-    unset = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": before,
-        "post_processor": None,
-        "decoder": level,
-        "model": {
-            "type": "BPE",
-            **dict.fromkeys(unset),
-            **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
-            "vocab": {written(token): rank for token, rank in ranks.items()},
-            "merges": [f"{written(a)} {written(b)}" for *_, a, b in merges],
-        },
-    }
+    found["added_tokens"] = added
+    found["model"]["vocab"] = {written(token): rank for token, rank in ranks.items()}
+    found["model"]["merges"] = [f"{written(a)} {written(b)}" for *_, a, b in merges]
+    return found
