@@ -23,7 +23,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
@@ -50,8 +50,11 @@ class Cost(BaseModel):
     name: str
     perplexity: float
     kl: float
+    """from the reference, mean over positions, in nats"""
     kl_error: float
+    """its standard error, from the means of the texts"""
     same: float
+    """share of positions with the same likeliest token"""
 
     def cells(self) -> tuple[str, ...]:
         """Return the figures for a table."""
@@ -111,33 +114,24 @@ class Record(BaseModel):
         return best.name if best.kl < row.kl else ""
 
 
-class Bar(NamedTuple):
-    """What a profile's format has to reach."""
+def bars(record: Record) -> list[tuple[str, ...]]:
+    """Return a row for what a profile's format has to reach: wanted, found, and whether it does."""
 
-    profile: str
-    format: str
-    wanted: str
-    found: str
-    met: bool
+    def row(
+        profile: str, wanted: str, found: float, limit: float
+    ) -> tuple[str, str, str, str, str]:
+        met = "yes" if found <= limit else "**no**"
+        return profile, PROFILES[profile], wanted, f"{found:.3g}", met
 
-
-def bars(record: Record) -> list[Bar]:
-    """Compare each profile's format with what it has to reach."""
-
-    def bar(profile: str, limit: float, other: str) -> Bar:
+    def bar(profile: str, limit: float, other: str) -> tuple[str, ...]:
         share = record.row(PROFILES[profile]).kl / record.row(other).kl
-        wanted = f"KL at most {limit:.3g} times {other}'s"
-        return Bar(profile, PROFILES[profile], wanted, f"{share:.3g}", share <= limit)
+        return row(profile, f"KL at most {limit:.3g} times {other}'s", share, limit)
 
-    eight, llama = record.row(PROFILES["balanced"]), record.row("Q8_0")
-    points, wanted = (
-        abs(eight.same - llama.same) * 100,
-        "same first token within 2 points of Q8_0's",
-    )
+    points = abs(record.row(PROFILES["balanced"]).same - record.row("Q8_0").same) * 100
     return [
         bar("balanced", 1 / 25, "MXFP8"),
         bar("balanced", 3, "Q8_0"),
-        Bar("balanced", eight.name, wanted, f"{points:.2f}", points <= 2),
+        row("balanced", "same first token within 2 points of Q8_0's", points, 2),
         bar("fast", 1 / 4, "MXFP8"),
         bar("fastest", 1 / 3, "MXFP4"),
     ]
@@ -160,7 +154,7 @@ def page(record: Record) -> str:
             for one in rows
         ],
         served=[(one.name, *one.cells(), f"{one.covered:.1%}") for one in record.served],
-        bars=[(*one[:4], "yes" if one.met else "**no**") for one in bars(record)],
+        bars=bars(record),
         lossless=[(one.weights, f"{one.listed:.3%}", f"{one.bits:.3f}") for one in record.lossless],
     )
 
@@ -178,7 +172,7 @@ def measure(model_folder: Path, sdist: Path, count: int) -> Record:
     import torch
     import transformers
 
-    from benchmarks import quantisers, trained
+    from benchmarks import trained
 
     begun = time.monotonic()
     torch.manual_seed(0)
@@ -197,13 +191,13 @@ def measure(model_folder: Path, sdist: Path, count: int) -> Record:
     rows, finalists = [], []
     first: list[served.Page] = []
     texts = [one.tolist() for one in ids]
-    for name, one in quantisers.TABLE.items():
+    for name, one in trained.TABLE.items():
         for key, weight in weights.items():
             weight.copy_(one.quantise(exact[key]))
         pairs = {key: (weight, exact[key]) for key, weight in weights.items()}
         head = relative([pairs.pop("lm_head.weight")])
         attention, cost = relative(list(pairs.values())), trained.cost(model, ids, reference)
-        rows.append(Row(name=name, bits=one.bits, attention=attention, head=head, **vars(cost)))
+        rows.append(Row(name=name, bits=one.bits, attention=attention, head=head, **cost))
         print(f"{rows[-1]!r} {time.monotonic() - begun:.0f} s", flush=True)
         if name in SERVED:
             with tempfile.TemporaryDirectory() as folder:
@@ -241,7 +235,7 @@ def answered(
     ]
     kls, same = ([one[key] for one in found] for key in ("mean_kl", "agreement"))
     cost = trained.summed(kls, same, losses)
-    return Served(name=name, covered=fmean(one["covered"] for one in found), **vars(cost))
+    return Served(name=name, covered=fmean(one["covered"] for one in found), **cost)
 
 
 def packed(exact: dict[str, torch.Tensor]) -> list[Packed]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from vllm_sparkforge.mx import lossless
 
-from benchmarks import quantisers, trained
+from benchmarks import trained
 
 
 def error(found: torch.Tensor, exact: torch.Tensor) -> float:
@@ -25,7 +25,7 @@ def formats() -> dict[str, Any]:
     lone = zeros.clone()
     lone[3, 5] = -3.0
     found = {}
-    for name, one in quantisers.TABLE.items():
+    for name, one in trained.TABLE.items():
         found[name] = {
             "errors": [error(one.quantise(normal * 2.0**k), normal * 2.0**k) for k in (0, -40, 40)],
             "zeros": bool((one.quantise(zeros) == 0).all()),
