@@ -92,7 +92,8 @@ class Context(Project):
     def upstream(self, name: str) -> Upstream:
         """Return an upstream; its source file, if a wheel, is the one that the target installs."""
         upstream = self.pins.upstream(name)
-        if not upstream.from_wheel:
+        source = upstream.files.get(upstream.source_file or "")
+        if source is None or not source.is_wheel:
             return upstream
         holder = next(wheel for wheel in self.target.wheels if name in self.layers(wheel))
         # Python files are the same in all platforms' wheels, as the recorded tree proves

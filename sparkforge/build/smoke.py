@@ -72,9 +72,9 @@ def run(
         return report
     files: dict[str, Path] = {}
     if isinstance(product.result, ImageResult):
-        files = {**originals(context, graph.wheels, work), **mask_files(work)}
+        files = {**originals(context, graph.wheels, work), **isa.IN_IMAGE}
     # with AMX the release has a backend of its own
-    hidden = {**SMOKE_VARIABLES, **UNPATCHED_VARIABLES, **isa.hiding("avx512_bf16")}
+    hidden = {**SMOKE_VARIABLES, **UNPATCHED_VARIABLES, **isa.NO_AMX}
     launch = replace(launch, options=of_release(context.serve), variables=hidden)
     with start_server(tools.engine, unpatched or product, launch, work, cache, files) as server:
         return replace(report, release=refusal(server, tools.ready_timeout_s))
@@ -208,16 +208,6 @@ def start_server(
         return from_environment(product.path, launch, work, cache)
     assert engine is not None  # it built the image
     return servers.from_image(engine, product.result.image_id, launch, work, restored or {})
-
-
-def mask_files(work: Path) -> dict[str, Path]:
-    """Return the files that hide instruction sets in an image, by path below site-packages.
-
-    The server there runs with ``python -I``, so a line in a .pth file imports it.
-    """
-    line = work / "mask.pth"
-    line.write_text("import sparkforge_isa_mask\n")
-    return {"sparkforge_isa_mask.py": isa.MASK, "sparkforge_isa_mask.pth": line}
 
 
 def originals(

@@ -91,12 +91,6 @@ class Upstream(Model):
     compile: t.Compile = Field(default_factory=t.Compile)
 
     @property
-    def from_wheel(self) -> bool:
-        """Whether the file that replaces the commit is a wheel."""
-        file = self.files.get(self.source_file or "")
-        return file is not None and file.is_wheel
-
-    @property
     def commit_or_unknown(self) -> str:
         """The commit as receipt, SBOM and labels name it."""
         return self.commit or "unknown"

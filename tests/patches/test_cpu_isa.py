@@ -16,6 +16,7 @@ import pytest
 
 from sparkforge.runtime import isa
 from tests import reference
+from tests.instruction_sets import hiding
 from tests.patches.checkout import ROOT
 from tests.patches.dequant_probe import TIMEOUT_S
 from tests.patches.probing import PROMPT, assert_close, result_of, runner
@@ -44,7 +45,7 @@ def runs(
             return found
         asked = {"checkpoint": str(tiny.path), "prompt": list(PROMPT), "experts": experts}
         folder = tmp_path_factory.mktemp(shown)
-        hidden = isa.hiding(shown)
+        hidden = hiding(shown)
         hidden["PYTHONPATH"] += f"{os.pathsep}{ROOT}"
         return runner("probe_logits", asked, folder, TIMEOUT_S, hidden)(patched_python, "isa")
 
