@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkforge.checkpoints.formats import Floats, dequantize, read_tensors
-from sparkforge.checkpoints.tiny import Shape, make_tiny_gpt_oss
+from sparkforge.checkpoints.tiny import Floats, Shape, dequantize, make_tiny_gpt_oss, read_tensors
 
 _SWIGLU_ALPHA = 1.702  # of an expert's activation; the limit is in the configuration
 

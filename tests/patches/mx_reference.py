@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkforge.checkpoints.formats import to_bf16
+from sparkforge.checkpoints.tiny import to_bf16
 from tests import reference as gptoss
 
 BLOCK = 32

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparkforge.checkpoints.formats import to_bf16
-from sparkforge.checkpoints.tiny import VOCAB_SIZE
+from sparkforge.checkpoints.tiny import VOCAB_SIZE, to_bf16
 from sparkforge.serving.options import for_plugin
 from sparkforge.serving.profile import Watch
 from tests import reference

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sparkforge.checkpoints.formats import dequantize
-from sparkforge.checkpoints.tiny import expand
+from sparkforge.checkpoints.tiny import dequantize, expand
 from tests import reference as gptoss
 from tests.reference import make_tiny
 
