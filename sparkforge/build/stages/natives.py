@@ -1,7 +1,5 @@
 """Compiled wheels: an overlay, with the native files that the series changes compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256

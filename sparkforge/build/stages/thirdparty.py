@@ -1,7 +1,5 @@
 """Folders of a lock's wheels, each with its locked sha256; programs of such wheels."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Trees are commits in the store's repository. Compiled wheels share some functions.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
