@@ -61,8 +61,13 @@ def plan(real: Sequence[str], variables: Mapping[str, str], *, choose: bool) -> 
         return {}
     backend = (options.value(real, "--moe-backend") or "auto").lower().replace("-", "_")
     cache = options.value(real, "--kv-cache-dtype") or "auto"
-    known = {"options": given, "moe_backend": backend, "kv_cache_dtype": cache}
-    return {**known, "choose": choose}
+    return {
+        "options": given,
+        "moe_backend": backend,
+        "kv_cache_dtype": cache,
+        "ranks": options.positive(real, "--tensor-parallel-size", 1),
+        "choose": choose,
+    }
 
 
 def run(
