@@ -56,11 +56,6 @@ class Cost(BaseModel):
     same: float
     """share of positions with the same likeliest token"""
 
-    def cells(self) -> tuple[str, ...]:
-        """Return the figures for a table."""
-        kl = f"{self.kl:.5f} ± {self.kl_error:.5f}"
-        return f"{self.perplexity:.2f}", kl, f"{self.same:.1%}"
-
 
 class Row(Cost):
     """By torch, with float32 activations."""
@@ -140,23 +135,8 @@ def bars(record: Record) -> list[tuple[str, ...]]:
 def page(record: Record) -> str:
     """Return the page of evidence."""
     rows = sorted(record.rows, key=lambda one: (-one.bits, one.kl))
-    return pages.render(
-        Path(__file__).with_suffix(".md.j2"),
-        record=record,
-        formats=[
-            (
-                one.name,
-                f"{one.bits:.2f}",
-                f"{one.attention:.4f} / {one.head:.4f}",
-                *one.cells(),
-                record.beaten(one),
-            )
-            for one in rows
-        ],
-        served=[(one.name, *one.cells(), f"{one.covered:.1%}") for one in record.served],
-        bars=bars(record),
-        lossless=[(one.weights, f"{one.listed:.3%}", f"{one.bits:.3f}") for one in record.lossless],
-    )
+    template = Path(__file__).with_suffix(".md.j2")
+    return pages.render(template, record=record, rows=rows, bars=bars(record))
 
 
 def relative(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
