@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparkforge.pins.pins import Pins, ReleaseFile, SourcePlan, Target, Upstream
 from sparkforge.pins.types import Platform
-from sparkforge.runtime.engine import BaseImage, Engine
 from sparkforge.series import series
 from sparkforge.series.series import Series
 from sparkforge.serving import memory
 from sparkforge.serving.profile import Profile
 from sparkforge.sources.project import Project
+
+if TYPE_CHECKING:
+    from sparkforge.runtime.engine import BaseImage, Engine
 
 WHEELS = "wheels"  # the folder of a wheelhouse that they are in
 STAGES = (*("sources", "series", "kernels", "wheels", "wheelhouse", "packs", "image", "smoke"),)
