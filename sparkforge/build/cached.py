@@ -12,6 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Generic
 
+from sparkforge.build import remote
 from sparkforge.build.context import STAGES, Context
 from sparkforge.core.disk import intact, key_of
 from sparkforge.core.errors import StoreError
@@ -231,8 +232,6 @@ def run(
     missing = [one.made for one in planned] if planned else _missing(store, items, force)
     with store.in_use():
         if store.remote is not None and any(missing):
-            from sparkforge.build import remote
-
             missing = _missing(store, items, force, partial(remote.take, store))
         for item, lacking in zip(items, missing, strict=True):
             found = item.find(store)
