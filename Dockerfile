@@ -24,19 +24,25 @@ FROM scratch AS wheelhouse
 # ---- steps: scripts that are mounted where they are needed, and in no layer of the image ---------------
 FROM scratch AS steps
 # sources.list: the archive at the moment that pins.yaml names, whose lists expired long ago; empty for a base
-# of one's own, which has its own sources. ca.crt is a secret: the CA bundle of a machine behind a proxy.
+# of one's own, which has its own sources. Ubuntu has the snapshots of all platforms on the host `snapshot` of
+# its domain. ca.crt is a secret: the CA bundle of a machine behind a proxy.
 COPY --chmod=0555 <<'EOS' /apt-install
 #!/bin/sh
 set -eu
 ca=
 if [ -s /run/ca.crt ]; then ca='-o Acquire::https::CAInfo=/run/ca.crt'; fi
 at=
+list="$(mktemp)"
 if [ -s /run/sources.list ]; then
-  at='-o Dir::Etc::SourceList=/run/sources.list -o Dir::Etc::SourceParts=/dev/null -o Acquire::Check-Valid-Until=false'
+  archive="$(find /etc/apt -name '*.list' -o -name '*.sources' | xargs cat |
+    sed -nE 's,.*https?://[^./]+[.]([^/ ]+)/ubuntu(-ports)?(/| |$).*,http://snapshot.\1/ubuntu,p' | sort -u)"
+  sed "s,@ARCHIVE@,${archive}," /run/sources.list >"${list}"
+  at="-o Dir::Etc::SourceList=${list} -o Dir::Etc::SourceParts=/dev/null -o Acquire::Check-Valid-Until=false"
   at="${at} -o APT::Update::Error-Mode=any" # a list that is missing would give older versions
 fi
 apt-get ${ca} ${at} -q update
 DEBIAN_FRONTEND=noninteractive apt-get ${ca} ${at} -qy install --no-install-recommends "$@"
+rm "${list}"
 EOS
 
 # Logs, caches and lists are what differs between two builds of one day.

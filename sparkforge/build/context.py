@@ -91,7 +91,7 @@ class Context(Project):
     def apt_sources(self, base: str) -> bytes:
         """Return the same as apt's sources.list, from a mirror if there is one."""
         apt = self.apt(base)
-        return apt.sources(self.access.mirrors.get(APT, apt.archive)).encode() if apt else b""
+        return apt.sources(self.access.mirrors.get(APT, "@ARCHIVE@")).encode() if apt else b""
 
     def layers(self, wheel: str) -> tuple[str, ...]:
         """Return the upstreams whose series go onto a wheel: its own, and those it carries."""

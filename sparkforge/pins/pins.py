@@ -99,9 +99,9 @@ class Upstream(Model):
 class Apt(Model):
     """All that apt reads in a base image: its distribution's archive at one moment."""
 
-    archive: t.ArchiveUrl
-    """Its snapshots: ``ARCHIVE/SNAPSHOT/dists/SUITE``; ``--mirror apt=URL`` has the same."""
     snapshot: t.Snapshot
+    """In the archive, whose URL the Dockerfile knows: ``ARCHIVE/SNAPSHOT/dists/SUITE``. With
+    ``--mirror apt=URL`` that is the archive."""
     suites: Annotated[tuple[t.AptWord, ...], Field(min_length=1)]
     components: Annotated[tuple[t.AptWord, ...], Field(min_length=1)]
 

@@ -75,9 +75,6 @@ _MODEL = r"^([A-Za-z0-9_][A-Za-z0-9_.-]*/)?[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 ModelRepository = Annotated[str, shaped(_MODEL)]
 # with a hyphen at the end apt would remove the package
 DebPackage = Annotated[str, shaped(r"^[a-z0-9][a-z0-9+.-]*[a-z0-9+](=[0-9][A-Za-z0-9.+:~-]*)?$")]
-ArchiveUrl = Annotated[
-    str, shaped(r"^https?://[A-Za-z0-9][A-Za-z0-9.:-]*(/[A-Za-z0-9_~][A-Za-z0-9._~-]*)*$")
-]
 Snapshot = Annotated[str, shaped(r"^20[0-9]{6}T[0-9]{6}Z$")]
 """A moment in UTC, as archives of Debian and Ubuntu name their snapshots."""
 AptWord = Annotated[str, shaped(r"^[a-z][a-z0-9-]*$")]

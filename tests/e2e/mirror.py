@@ -69,8 +69,12 @@ class Mirror:
 
     @property
     def url(self) -> str:
-        """What pins.yaml names as ``archive``."""
         return f"http://{self.host}:{self._http.server_address[1]}"
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """Options of a build that reads it."""
+        return "--mirror", f"apt={self.url}"
 
     def close(self) -> None:
         self._http.shutdown()
@@ -110,5 +114,4 @@ class Mirror:
 
     def pin(self, snapshot: str) -> str:
         """Return the value of ``apt`` in pins.yaml."""
-        where = f"archive: {self.url}, snapshot: {snapshot}"
-        return f"{{{where}, suites: [{SUITE}], components: [main]}}"
+        return f"{{snapshot: {snapshot}, suites: [{SUITE}], components: [main]}}"

@@ -38,9 +38,9 @@ def root(
     return root
 
 
-def baked(build: Build) -> tuple[Any, set[str]]:
+def baked(build: Build, mirror: Mirror) -> tuple[Any, set[str]]:
     """Build the image; returns what the receipt has of it, and the versions of haproxy."""
-    receipt = build(*WORDS, "--until", "image")
+    receipt = build(*WORDS, *mirror.words, "--until", "image")
     made = next(one["outputs"] for one in receipt["items"] if one["label"] == "image")
     return made, {line.split()[2] for line in made["system"] if " haproxy " in line}
 
@@ -49,11 +49,11 @@ def test_a_snapshot_gives_the_same_image_after_the_archive_moved_on(
     root: Path, mirror: Mirror
 ) -> None:
     build = runner(root)
-    first, versions = baked(build)
+    first, versions = baked(build, mirror)
     assert versions == {"1.0"}
     mirror.publish("2.0", SECOND)
     mirror.asked.clear()
-    found = build("verify", *WORDS)  # without a cache, as on another machine
+    found = build("verify", *WORDS, *mirror.words)  # without a cache, as on another machine
     assert found["same"]
     (image,) = (one for one in found["results"] if one["name"] == first["tag"])
     assert image["first"] == image["second"] == first["digest"]
@@ -61,7 +61,7 @@ def test_a_snapshot_gives_the_same_image_after_the_archive_moved_on(
 
     pins = root / "pins.yaml"
     pins.write_text(pins.read_text().replace(f"snapshot: {FIRST},", f"snapshot: {SECOND},"))
-    second, versions = baked(build)
+    second, versions = baked(build, mirror)
     assert versions == {"2.0"} and second["digest"] != first["digest"]
     labels = json.loads(docker("inspect", second["tag"]))[0]["Config"]["Labels"]
     assert labels["org.sparkforge.apt.snapshot"] == SECOND

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -155,7 +156,7 @@ def test_a_pinned_base_reads_its_archive_of_one_day() -> None:
     pinned = here.pins.images["cuda-devel"]
     base, apt = BaseImage("base", pinned.digest(here.platform)), pinned.apt
     assert apt is not None
-    archive = f"{apt.archive}/{apt.snapshot}"
+    archive = f"@ARCHIVE@/{apt.snapshot}"
     assert here.apt_sources(base.digest).decode().splitlines() == [
         f"deb {archive} {suite} main universe" for suite in apt.suites
     ]
@@ -171,6 +172,25 @@ def test_a_pinned_base_reads_its_archive_of_one_day() -> None:
     line, *_ = there.apt_sources(base.digest).decode().splitlines()
     assert line.split()[1] == f"http://127.0.0.1:9/copy/{apt.snapshot}"
     assert inputs_of_image(there, base) == inputs_of_image(here, base)
+
+
+@pytest.mark.parametrize(
+    "host", ["archive.example.invalid/ubuntu", "ports.example.invalid/ubuntu-ports/"]
+)
+@pytest.mark.parametrize(
+    "form", ["deb http://{} noble main", "Types: deb\nURIs: http://{}\nSuites: noble"]
+)
+def test_snapshots_are_on_a_host_beside_the_archives(form: str, host: str) -> None:
+    (script,) = re.findall(r"sed -nE '(.*/ubuntu.*)'", (ROOT / "Dockerfile").read_text())
+    others = "deb http://security.example.invalid/cuda/repos/ubuntu2404/x86_64/ /"
+    found = subprocess.run(
+        ["sed", "-nE", script],
+        input=f"{form.format(host)}\n{others}\n",
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert found.stdout == "http://snapshot.example.invalid/ubuntu\n", found.stderr
 
 
 def test_the_recipe_is_all_that_a_build_reads() -> None:

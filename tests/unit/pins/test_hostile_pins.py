@@ -61,9 +61,6 @@ cuda-devel.repository | repository: nvidia/cuda
   repository: '--privileged -v /:/x'
 images.cuda-devel.tag | tag: 13.0.2-devel-ubuntu24.04
   tag: '--x'
-cuda-devel.apt.archive | archive: http://snapshot.ubuntu.com/ubuntu
-  archive: '[trusted=yes] http://host.invalid/x'
-  archive: file:///root
 cuda-devel.apt.snapshot | snapshot: 20261121T000000Z
   snapshot: ../20261121T000000Z
 cuda-devel.apt.suites[0] | suites: [noble,
