@@ -1,11 +1,11 @@
 """pins check, docs, clean, --version, --exit-codes."""
 
 import platform
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from sparkforge import __version__
+from sparkforge.build import composing
 from sparkforge.build.context import release_name
 from sparkforge.build.options import CheckoutOptions, OutputOptions, chosen_series, command_options
 from sparkforge.core import errors, pages
@@ -96,15 +96,8 @@ def pages_of(here: Checkout) -> Mapping[Path, str]:
 
 def variables(compose: str) -> str:
     """Return docs/variables.md: of the image's settings, and of the lines in docker-compose.yml."""
-    from sparkforge.serving.settings import Variables
-
-    fields = {name: one for name, one in Variables.model_fields.items() if not one.exclude}
-    rows = [
-        (f"SPARKFORGE_{name.upper()}", " ".join((one.description or "").split()).replace("``", "`"))
-        for name, one in fields.items()
-    ]
-    rows += re.findall(r"^#   ([A-Z_, ]+): (.*)$", compose, re.MULTILINE)
-    lines = [f"| `{names.replace(', ', '`, `')}` | {text} |" for names, text in sorted(rows)]
+    found = composing.variables(compose)
+    lines = [f"| `{names.replace(', ', '`, `')}` | {text} |" for names, text in found]
     head = "What `.env` or the environment of `docker compose` sets: [serving.md](serving.md)."
     return "\n".join((f"# Variables\n\n{head}\n\n| variable | for |\n|---|---|", *lines, ""))
 
