@@ -86,6 +86,16 @@ def has_pack() -> bool:
     return found("linux/arm64") is not None
 
 
+def use_small_spark(checkout: Path, wheels: Path) -> None:
+    """Give a checkout's spark target few and small wheels, and the stand-in in a folder."""
+    wheel = stand_in_wheel(wheels)
+    pack = [SMALLEST.name] if has_pack() else []
+    small = small_target(checkout, "spark", "linux/arm64", (*SMALL, *_DOWNLOAD), pack)
+    small.rename(checkout / "pins.yaml")
+    with (checkout / "requirements" / "small-linux-arm64.txt").open("a") as lock:
+        lock.write(f"vllm==0 --hash=sha256:{sha256_file(wheel)}\n")
+
+
 @dataclass(frozen=True)
 class Small:
     """A clone with pins of the small image in place of its own."""
@@ -99,12 +109,7 @@ class Small:
     def of(cls, folder: Path, base: str) -> Small:
         checkout, wheels = folder / "sparkforge", folder / "wheels"
         clone(ROOT, checkout)
-        wheel = stand_in_wheel(wheels)
-        pack = [SMALLEST.name] if has_pack() else []
-        small = small_target(checkout, "spark", "linux/arm64", (*SMALL, *_DOWNLOAD), pack)
-        small.rename(checkout / "pins.yaml")
-        with (checkout / "requirements" / "small-linux-arm64.txt").open("a") as lock:
-            lock.write(f"vllm==0 --hash=sha256:{sha256_file(wheel)}\n")
+        use_small_spark(checkout, wheels)
         return cls(checkout, runner(checkout), base, wheels)
 
     def bake(self) -> Any:
