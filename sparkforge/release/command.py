@@ -111,7 +111,7 @@ def _join(here: Checkout, pushed: Sequence[str], key: str | None) -> int:
     images: dict[str, str] = {}
     for name in pushed:
         if not engine.is_published(name):
-            raise UsageError(f"--join {name}: not REGISTRY/NAME@sha256:…", "release --push says it")
+            raise UsageError(f"--join {name}: not REGISTRY/NAME@sha256:…", "use the name that release --push prints")
         labels = engine.labels(name)
         target, version = labels.get(image.TARGET_LABEL), labels.get(image.VERSION_LABEL)
         pinned = here.pins.targets.get(str(target))
