@@ -64,12 +64,12 @@ def run(options: Options = Options()) -> int:
     key, target = options.key or _identity(), options.target
     if (target is None) == (not options.join):
         raise UsageError("give --target NAME, or --join for each image", "build.py release --help")
-    if key is None and options.push is not None:
-        raise UsageError("--push is for signed releases", "add --key FILE")
+    if key is None and (options.push is not None or options.join):
+        raise UsageError("--push and --join are for signed releases", "add --key FILE")
     check_key(key)
     here = checkout(options.pins)
     if target is None:
-        return _join(here, options.join, key)
+        return _join(here, options.join, str(key))
     to = None if options.push is None else engine.repository(options.push)
     version = release_name(here.pins, here.pins.target(target))
     dist = here.root / "dist" / target
@@ -106,12 +106,12 @@ def run(options: Options = Options()) -> int:
     return 0
 
 
-def _join(here: Checkout, pushed: Sequence[str], key: str | None) -> int:
+def _join(here: Checkout, pushed: Sequence[str], key: str) -> int:
     """Make one name of images for several platforms, and write the files that serve it."""
     images: dict[str, str] = {}
     for name in pushed:
         if not engine.is_published(name):
-            raise UsageError(f"--join {name}: not REGISTRY/NAME@sha256:…", "use the name that release --push prints")
+            raise UsageError(f"--join {name}: not NAME@sha256:…", "--push prints the name")
         labels = engine.labels(name)
         target, version = labels.get(image.TARGET_LABEL), labels.get(image.VERSION_LABEL)
         pinned = here.pins.targets.get(str(target))
@@ -131,13 +131,11 @@ def _join(here: Checkout, pushed: Sequence[str], key: str | None) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.files(here.pins, compose, release, every).items():
             (folder / name).write_text(text, encoding="utf-8")
-    if key is not None:
-        sign_folder(folder, key, files.FILES)
-        _cosign("sign", key, joined)
+    sign_folder(folder, key, files.FILES)
+    _cosign("sign", key, joined)
     log.info(f"wrote  {folder}")
     log.info(f"next  publish {joined}, and {', '.join(files.FILES)}")
-    signed = key is not None
-    log.document({"release": release, "folder": str(folder), "image": joined, "signed": signed})
+    log.document({"release": release, "folder": str(folder), "image": joined, "signed": True})
     return 0
 
 

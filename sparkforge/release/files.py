@@ -87,11 +87,7 @@ def _recipe(pins: Pins, image: str) -> str:
         "runtime": "vllm-distributed",
         "max_nodes": 1,
         "container": image,
-        "defaults": {
-            "host": "127.0.0.1",
-            "port": 8000,
-            "served_model_name": model.repository,
-        },
+        "defaults": {"host": "127.0.0.1", "port": 8000, "served_model_name": model.repository},
         # sparkrun runs bash in the image, as its own user
         "executor_config": {"entrypoint": "", "user": "10001:10001"},
         "command": " ".join(words),
@@ -112,18 +108,15 @@ def provenance(receipt: Path, job: Mapping[str, str]) -> dict[str, Any]:
     place, ref = f"{server}/{job['GITHUB_REPOSITORY']}", job["GITHUB_REF"]
     run = f"{place}/actions/runs/{job['GITHUB_RUN_ID']}/attempts/{job['GITHUB_RUN_ATTEMPT']}"
     path = job["GITHUB_WORKFLOW_REF"].removeprefix(f"{job['GITHUB_REPOSITORY']}/").split("@")[0]
-    names = {
-        "event_name": "GITHUB_EVENT_NAME",
-        "repository_id": "GITHUB_REPOSITORY_ID",
-        "repository_owner_id": "GITHUB_REPOSITORY_OWNER_ID",
-        "runner_environment": "RUNNER_ENVIRONMENT",
-    }
+    names = ("event_name", "repository_id", "repository_owner_id")
+    github = {name: job[f"GITHUB_{name.upper()}"] for name in names}
+    github["runner_environment"] = job["RUNNER_ENVIRONMENT"]
     commit = {"uri": f"git+{place}@{ref}", "digest": {"gitCommit": job["GITHUB_SHA"]}}
     return {
         "buildDefinition": {
             "buildType": "https://actions.github.io/buildtypes/workflow/v1",
             "externalParameters": {"workflow": {"ref": ref, "repository": place, "path": path}},
-            "internalParameters": {"github": {key: job[name] for key, name in names.items()}},
+            "internalParameters": {"github": github},
             "resolvedDependencies": [commit],
         },
         "runDetails": {

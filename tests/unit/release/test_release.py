@@ -110,9 +110,10 @@ def test_a_job_signs_by_its_token_into_the_log(
 def test_images_of_another_release_are_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     labels: dict[str, Any] = {"org.sparkforge.target": "cpu"}
     monkeypatch.setattr(engine, "labels", lambda name: labels)
+    key = str(ROOT / "pins.yaml")  # any file
     for version in (None, "0.1-spark.1"):
         labels["org.opencontainers.image.version"] = version
         with pytest.raises(CheckError, match="no release of this checkout"):
-            command.run(command.Options(join=(NAME,)))
-    with pytest.raises(UsageError, match="not REGISTRY/NAME@sha256"):
-        command.run(command.Options(join=("sparkforge/cpu:1",)))
+            command.run(command.Options(join=(NAME,), key=key))
+    with pytest.raises(UsageError, match="not NAME@sha256"):
+        command.run(command.Options(join=("sparkforge/cpu:1",), key=key))
