@@ -20,12 +20,12 @@ output() { printf '%s\n' "$@" | tee -a "${GITHUB_OUTPUT:-/dev/null}"; }
 # value of $2 in the JSON document $1
 field() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])' "$1" "$2"; }
 
-# Push the files $3… of the folder $2 as the image $1; prints its name by digest.
+# Push the files $3… of the folder $2 as the image $1, of one platform for all; prints its name by digest.
 carry() {
   local name=$1 folder=$2
   shift 2
   printf 'FROM scratch\nCOPY %s /release/\n' "$*" |
-    docker build --quiet --provenance=false --tag "$name" --file - "$folder" >/dev/null
+    docker build --quiet --platform linux/amd64 --provenance=false --tag "$name" --file - "$folder" >/dev/null
   docker push --quiet "$name" >/dev/null
   docker image inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$name" | grep -F -m 1 "${name%:*}@"
   docker image rm "$name" >/dev/null
@@ -54,8 +54,10 @@ join() {
 }
 
 publish() {
-  local name=$1 tag=$GITHUB_REF_NAME one container line
+  local name=$1 tag=$GITHUB_REF_NAME one container line asset
   shift
+  gh repo clone "$GITHUB_REPOSITORY" "$work/main" -- --quiet --depth=1
+  grep -q '<!-- release -->$' "$work/main/README.md" || die "README.md has no line that ends with <!-- release -->"
   mkdir "$work/assets"
   for one; do
     mkdir "$work/${one%%=*}"
@@ -64,7 +66,10 @@ publish() {
     docker rm "$container" >/dev/null
   done
   # a forge renames files that begin with a dot
-  for one in "$work"/serve/{*,.env*}; do cp "$one" "$work/assets/$(basename "${one/\/.env/\/env}")"; done
+  for one in "$work"/serve/{*,.env*}; do
+    asset=${one##*/}
+    cp "$one" "$work/assets/${asset#.}"
+  done
   for one in "${@%%=*}"; do
     [[ $one != serve ]] || continue
     cp "$work/$one"/*.whl "$work/assets" # those of two targets are equal where they have one name
@@ -72,10 +77,8 @@ publish() {
   done
   awk -v "tag=${tag#v}" '/^## /{on = $2 == tag; next} on' CHANGELOG.md >"$work/notes"
   gh release create "$tag" --verify-tag --title "$tag" --notes-file "$work/notes" "$work"/assets/*
-  gh repo clone "$GITHUB_REPOSITORY" "$work/main" -- --quiet --depth=1
   gh auth setup-git
   cd "$work/main"
-  grep -q '<!-- release -->$' README.md || die "README.md has no line that ends with <!-- release -->"
   line="**[$tag]($GITHUB_SERVER_URL/$GITHUB_REPOSITORY/releases/tag/$tag)**: \`$name\` <!-- release -->"
   sed -i "s|^.*<!-- release -->\$|$line|" README.md
   git checkout --quiet -b "release-$tag"
