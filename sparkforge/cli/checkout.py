@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sparkforge import __version__
-from sparkforge.build import composing
 from sparkforge.build.context import release_name
 from sparkforge.build.options import CheckoutOptions, OutputOptions, chosen_series, command_options
 from sparkforge.core import errors, pages
@@ -110,6 +109,8 @@ def commands() -> str:
 
 def variables(compose: str) -> str:
     """Return docs/variables.md: of the image's settings, and of the lines in docker-compose.yml."""
+    from sparkforge.build import composing
+
     found = composing.variables(compose)
     lines = [f"| `{names.replace(', ', '`, `')}` | {text} |" for names, text in found]
     head = "What `.env` or the environment of `docker compose` sets: [serving.md](serving.md)."
