@@ -96,13 +96,10 @@ def _recipe(pins: Pins, image: str) -> str:
 
 
 def provenance(receipt: Path, job: Mapping[str, str]) -> dict[str, Any]:
-    """Return the SLSA v1 predicate of a build in a job of a forge.
+    """Return the SLSA v1 predicate of a build in a job of a forge; ``job`` is its environment.
 
-    It has the type and the fields of the forge's own statements about its workflows.
-
-    Args:
-        receipt: of the build; it names all inputs.
-        job: the environment of the job.
+    It has the type and the fields of the forge's own statements about its workflows, and the
+    receipt, which names all inputs.
     """
     server = job["GITHUB_SERVER_URL"]
     place, ref = f"{server}/{job['GITHUB_REPOSITORY']}", job["GITHUB_REF"]
