@@ -20,7 +20,6 @@ from cyclopts.types import PositiveInt
 
 from sparkforge import __version__
 from sparkforge.build import composing
-from sparkforge.build.context import profile_of
 from sparkforge.build.options import OutputOptions, command_options, usual_target
 from sparkforge.check import agents
 from sparkforge.check.subject import (
@@ -294,7 +293,7 @@ def run(options: Options = Options()) -> int:
     target = options.target or next(
         (one for one in named if one in here.pins.targets), usual_target()
     )
-    profile = profile_of(here.pins, target)
+    profile = here.pins.profile_of(here.pins.target(target))
     if options.log is not None and not options.log.is_file():
         raise UsageError(f"--log {options.log}: no such file", "give the server's log")
     place = client.place_of(variables, options.url)
