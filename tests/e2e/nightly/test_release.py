@@ -234,7 +234,7 @@ def empty(forge: Forge, released: dict[str, str], tmp_path: Path) -> Iterator[Pa
     shutil.copy(forge.folder / "assets" / files.COMPOSE, folder)
     shutil.copy(forge.folder / "assets" / "env.example", folder / files.VARIABLES)
     yield folder
-    compose(folder, "down", "--volumes", "--timeout", "5")
+    compose(folder, "--profile", "*", "down", "--volumes", "--timeout", "5")
 
 
 def compose(folder: Path, *words: str, **env: str) -> str:
@@ -262,7 +262,8 @@ def test_two_files_serve_a_cpu(empty: Path) -> None:
 def test_two_files_are_all_that_a_spark_needs(empty: Path, tmp_path: Path) -> None:
     if "SPARKFORGE_TEST_DRIVER" not in os.environ:
         pytest.skip("no made-up driver: scripts/test.py --with-engine (root, amd64)")
-    model = make_tiny_gpt_oss(tmp_path / "hub").path
+    model = tmp_path / "hub"
+    make_tiny_gpt_oss(model)
     hub = Hub({one.name: one.read_bytes() for one in model.iterdir()}, MODEL)
     (settings,) = json.loads(docker("network", "inspect", "bridge"))[0]["IPAM"]["Config"]
     port, hub_port = free_port(0), free_port(0)
