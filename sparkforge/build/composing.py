@@ -69,6 +69,18 @@ def in_use(variables: Mapping[str, str], target: str) -> str:
     return variables.get(variable(target)) or variables.get("SPARKFORGE_IMAGE") or ""
 
 
+def variables(compose: str) -> list[tuple[str, str]]:
+    """Return the variables that users set and their descriptions; ``compose``: the file's text."""
+    from sparkforge.serving.settings import Variables
+
+    fields = {name: one for name, one in Variables.model_fields.items() if not one.exclude}
+    rows = [
+        (f"SPARKFORGE_{name.upper()}", " ".join((one.description or "").split()).replace("``", "`"))
+        for name, one in fields.items()
+    ]
+    return sorted(rows + re.findall(r"^#   ([A-Z_, ]+): (.*)$", compose, re.MULTILINE))
+
+
 # -- images ------------------------------------------------------------------------------------
 
 

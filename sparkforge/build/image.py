@@ -47,6 +47,7 @@ SHARE, PROGRAMS, VENV = "opt/sparkforge/share", "opt/sparkforge/bin", "opt/spark
 _WRONG = re.compile(r"the image (?:lacks|cannot import|has /).*\S")
 KEY_LABEL, SBOM_LABEL = "org.sparkforge.key", "org.sparkforge.sbom"
 TARGET_LABEL = "org.sparkforge.target"
+VERSION_LABEL = "org.opencontainers.image.version"
 PACK_LABEL = "org.sparkforge.pack.modules"
 """FlashInfer's modules in the image, named as in pins.yaml or --pack."""
 PACK_JOINT = ", "
@@ -141,7 +142,7 @@ def labels(context: Context, base: BaseImage) -> dict[str, str]:
     moment = datetime.fromtimestamp(context.epoch, UTC)
     result = {
         "org.opencontainers.image.title": f"sparkforge-{context.target_name}",
-        "org.opencontainers.image.version": context.release,
+        VERSION_LABEL: context.release,
         "org.opencontainers.image.description": context.target.summary,
         "org.opencontainers.image.created": moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "org.opencontainers.image.base.digest": base.digest,

@@ -69,7 +69,8 @@ class Options:
     until: Annotated[str, Parameter(choices=("wheels", "image"))] = "image"
     """compare up to this stage (default: image)"""
     key: str | None = None
-    """require signatures by this public key"""
+    """require signatures by this public key, or by a forge's workflow:
+    https://github.com/OWNER/NAME/.github/workflows/release.yml@refs/tags/TAG"""
     project: ProjectOptions = ProjectOptions()
     output: OutputOptions = OutputOptions()
     variant: VariantOptions = VariantOptions()

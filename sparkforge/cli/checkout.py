@@ -1,7 +1,6 @@
 """pins check, docs, clean, --version, --exit-codes."""
 
 import platform
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -110,15 +109,10 @@ def commands() -> str:
 
 def variables(compose: str) -> str:
     """Return docs/variables.md: of the image's settings, and of the lines in docker-compose.yml."""
-    from sparkforge.serving.settings import Variables
+    from sparkforge.build import composing
 
-    fields = {name: one for name, one in Variables.model_fields.items() if not one.exclude}
-    rows = [
-        (f"SPARKFORGE_{name.upper()}", " ".join((one.description or "").split()).replace("``", "`"))
-        for name, one in fields.items()
-    ]
-    rows += re.findall(r"^#   ([A-Z_, ]+): (.*)$", compose, re.MULTILINE)
-    lines = [f"| `{names.replace(', ', '`, `')}` | {text} |" for names, text in sorted(rows)]
+    found = composing.variables(compose)
+    lines = [f"| `{names.replace(', ', '`, `')}` | {text} |" for names, text in found]
     head = "What `.env` or the environment of `docker compose` sets: [serving.md](serving.md)."
     return "\n".join((f"# Variables\n\n{head}\n\n| variable | for |\n|---|---|", *lines, ""))
 

@@ -1,16 +1,18 @@
 """`build.py release`: check the last build of a target, collect its files, sign them, push.
 
-cosign does all the cryptography. Neither keys nor passwords are read here.
+Then, with the images of all targets: one name of them, and the files that serve it. cosign does all
+the cryptography. Neither keys nor passwords are read here.
 """
 
+import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sparkforge.build import publish, receipt
+from sparkforge.build import image, publish, receipt
 from sparkforge.build.context import release_name
 from sparkforge.build.options import OutputOptions, command_options
 from sparkforge.build.receipt import SBOM, SUFFIX, SUMS, Receipt
@@ -20,11 +22,16 @@ from sparkforge.core.errors import CheckError, CommandError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.pins.pins import Pins
+from sparkforge.release import files
 from sparkforge.runtime import engine
 from sparkforge.sources.project import Checkout, PinsFile, checkout
 
 SIGNED = (receipt.NAME, SUMS, SBOM)
 """The signed files; the receipt has the hashes of all others."""
+_PROVENANCE = "slsaprovenance1"
+"""cosign's name of a SLSA v1 statement."""
+_ISSUER = "https://token.actions.githubusercontent.com"
+"""Of a forge's tokens, for which cosign gets a certificate that names the job's workflow."""
 # a key needs no root of trust; without this cosign would download one
 _NO_ROOT = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}\n'
 
@@ -38,24 +45,32 @@ def inputs(of: Pins) -> tuple[str, ...]:
 
 @command_options
 class Options:
-    target: str
+    target: str | None = None
     """target whose last build to release"""
     push: str | None = None
     """push the image there, with signature and SBOM"""
+    join: tuple[str, ...] = ()
+    """NAME@sha256:… of a pushed image, once for each target: make one name of the platforms, and
+    the files that serve it"""
     key: str | None = None
-    """private key, or a key service's name as cosign writes it; password in COSIGN_PASSWORD"""
+    """private key, or a key service's name as cosign writes it; password in COSIGN_PASSWORD.
+    A forge's job with a token for that needs none"""
     pins: PinsFile = None
     output: OutputOptions = OutputOptions()
 
 
-def run(options: Options) -> int:
-    """Check the last build of a target, and make a release of it."""
-    key, target = options.key, options.target
-    if key is None and options.push is not None:
-        raise UsageError("--push is for signed releases", "add --key FILE")
+def run(options: Options = Options()) -> int:
+    """Check the last build of a target and make a release of it, or join the images of all."""
+    key, target = options.key or _identity(), options.target
+    if (target is None) == (not options.join):
+        raise UsageError("give --target NAME, or --join for each image", "build.py release --help")
+    if key is None and (options.push is not None or options.join):
+        raise UsageError("--push and --join are for signed releases", "add --key FILE")
     check_key(key)
-    to = None if options.push is None else engine.repository(options.push)
     here = checkout(options.pins)
+    if target is None:
+        return _join(here, options.join, str(key))
+    to = None if options.push is None else engine.repository(options.push)
     version = release_name(here.pins, here.pins.target(target))
     dist = here.root / "dist" / target
     folder = here.root / "dist" / "releases" / version / target
@@ -88,6 +103,39 @@ def run(options: Options) -> int:
         log.info(f"next  {step}")
     found = {"release": version, "target": target, "commit": commit, "folder": str(folder)}
     log.document({**found, "image": reference, "signed": key is not None})
+    return 0
+
+
+def _join(here: Checkout, pushed: Sequence[str], key: str) -> int:
+    """Make one name of images for several platforms, and write the files that serve it."""
+    images: dict[str, str] = {}
+    for name in pushed:
+        if not engine.is_published(name):
+            raise UsageError(f"--join {name}: not NAME@sha256:…", "--push prints the name")
+        labels = engine.labels(name)
+        target, version = labels.get(image.TARGET_LABEL), labels.get(image.VERSION_LABEL)
+        pinned = here.pins.targets.get(str(target))
+        if pinned is None or version != release_name(here.pins, pinned):
+            msg = f"{name}: of {target} {version}, which is no release of this checkout"
+            raise CheckError(msg, "join the images of the checked-out tag")
+        images[str(target)] = name
+    models = sorted(name for name, one in here.pins.targets.items() if one.model is not None)
+    if missing := here.pins.targets.keys() - images.keys():
+        raise UsageError(f"--join: no image of {', '.join(sorted(missing))}", "give one of each")
+    release = release_name(here.pins, here.pins.target(files.MAIN))
+    joined = engine.join([images[name] for name in models], release)
+    every = {**images, **dict.fromkeys([*models, "router"], joined)}
+    compose = (here.root / "docker-compose.yml").read_text("utf-8")
+    folder = here.root / "dist" / "releases" / release
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.files(here.pins, compose, release, every).items():
+            (folder / name).write_text(text, encoding="utf-8")
+    sign_folder(folder, key, files.FILES)
+    _cosign("sign", key, joined)
+    log.info(f"wrote  {folder}")
+    log.info(f"next  publish {joined}, and {', '.join(files.FILES)}")
+    log.document({"release": release, "folder": str(folder), "image": joined, "signed": True})
     return 0
 
 
@@ -136,21 +184,33 @@ def check_key(key: str | None) -> None:
     raise UsageError(msg, "give a file (cosign generate-key-pair), or env://VARIABLE")
 
 
-def sign_folder(folder: Path, key: str) -> None:
-    """Sign the files of a build, each into a bundle beside it."""
-    for name in SIGNED:
+def _identity() -> str | None:
+    """Return the address of the forge's workflow that runs this and may sign, or None."""
+    at = os.environ.get("GITHUB_SERVER_URL"), os.environ.get("GITHUB_WORKFLOW_REF")
+    return "/".join(map(str, at)) if "ACTIONS_ID_TOKEN_REQUEST_URL" in os.environ else None
+
+
+def sign_folder(folder: Path, key: str, names: Sequence[str] = SIGNED) -> None:
+    """Sign files of a folder, each into a bundle beside it."""
+    for name in names:
         bundle = folder / (name + SUFFIX)
         _cosign("sign-blob", key, "--bundle", bundle, folder / name)
         log.info(f"signed  {bundle.name}")
 
 
-def sign_image(image: str, folder: Path, key: str) -> None:
-    """Sign an image in its registry, and attach a folder's SBOM, signed."""
-    _cosign("sign", key, image)
-    # --replace: a repeated push leaves one statement
-    attached = ("--type", "cyclonedx", "--predicate", folder / SBOM)
-    _cosign("attest", key, "--replace", *attached, image)
-    log.info(f"signed  {image}, with its SBOM")
+def sign_image(name: str, folder: Path, key: str) -> None:
+    """Sign an image in its registry, and attach a folder's SBOM and the forge's provenance."""
+    _cosign("sign", key, name)
+    with TemporaryDirectory(prefix="sparkforge-") as work:
+        statements = {"cyclonedx": folder / SBOM}
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            statements[_PROVENANCE] = Path(work) / "provenance.json"
+            text = json.dumps(files.provenance(folder / receipt.NAME, os.environ))
+            statements[_PROVENANCE].write_text(text)
+        for kind, path in statements.items():
+            # --replace: a repeated push leaves one statement
+            _cosign("attest", key, "--replace", "--type", kind, "--predicate", path, name)
+    log.info(f"signed  {name}, with {', '.join(statements)}")
 
 
 def check_folder(folder: Path, key: str) -> list[str]:
@@ -179,28 +239,35 @@ def check_folder(folder: Path, key: str) -> list[str]:
     return sorted(files)
 
 
-def check_image(image: str, key: str) -> None:
-    """Check the signature of an image in its registry, and of the attached SBOM."""
-    _cosign("verify", key, image)
-    _cosign("verify-attestation", key, "--type", "cyclonedx", image)
-    log.info(f"signed: {image} and its SBOM")
+def check_image(name: str, key: str) -> None:
+    """Check the signature of an image in its registry, and of the statements on its parts."""
+    _cosign("verify", key, name)
+    kinds = ("cyclonedx", *([_PROVENANCE] if key.startswith("https://") else ()))
+    for part in engine.parts(name):
+        for kind in kinds:
+            _cosign("verify-attestation", key, "--type", kind, part)
+    log.info(f"signed: {name}, with {', '.join(kinds)}")
 
 
 def _cosign(command: str, key: str, *words: str | os.PathLike[str]) -> None:
-    """Run cosign without its public log, which a key does not need."""
+    """Run cosign; without its public log, which a key does not need and a forge's token does."""
     # cosign 3 has an option more for that; 2 has one to write bundles as 3 does
     modern = b"--use-signing-config" in call("cosign", "sign-blob", "--help", check=False).stdout
     with TemporaryDirectory(prefix="sparkforge-") as work:
         root = Path(work) / "trusted_root.json"
         root.write_text(_NO_ROOT)
-        if command.startswith("verify"):
+        signer, verifies = ["--key", key], command.startswith("verify")
+        if key.startswith("https://"):
+            of = ["--certificate-identity", key, "--certificate-oidc-issuer", _ISSUER]
+            signer, how = of if verifies else [], [] if verifies else ["--yes"]
+        elif verifies:
             how = ["--insecure-ignore-tlog", "--trusted-root", str(root)]
         else:
             how = ["--yes", "--tlog-upload=false", *["--use-signing-config=false"] * modern]
         if command.endswith("-blob") and not modern:
             how.append("--new-bundle-format")
         try:
-            call("cosign", command, "--key", key, *how, *words)
+            call("cosign", command, *signer, *how, *words)
         except CommandError as error:
             remedy = "see cosign's output; a private key needs its password in COSIGN_PASSWORD"
             raise CheckError(f"cosign: {error.what}", remedy) from None

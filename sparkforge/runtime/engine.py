@@ -6,10 +6,12 @@ CLI builds with buildx, and pushes and pulls with the user's credentials.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,10 +73,12 @@ class Engine:
             raise MachineError(msg, "see its output above") from None
 
 
-def docker(*words: str | Path, remedy: str, error: type[BuildError | MachineError]) -> None:
-    """Run the docker CLI and show its output; raises an error of the given class if it fails."""
+def docker(
+    *words: str | Path, remedy: str, error: type[BuildError | MachineError], show: bool = True
+) -> bytes:
+    """Run the docker CLI and show or return its output; error: what is raised if it fails."""
     try:
-        call("docker", *words, stream=True)
+        return call("docker", *words, stream=show).stdout
     except CommandError as failed:
         raise error(f"docker {words[0]} failed:\n{failed}", remedy) from failed
 
@@ -228,7 +232,32 @@ def push(image: str, to: str, tag: str) -> None:
     registry("buildx", "imagetools", "inspect", to)
 
 
-def registry(*words: str) -> None:
+def join(images: Sequence[str], tag: str) -> str:
+    """Make one name of images for several platforms, and return it by its digest."""
+    create = ("buildx", "imagetools", "create", f"--tag={images[0].partition('@')[0]}:{tag}")
+    # the same images in the same order give the same list
+    text = registry(*create, "--dry-run", *images, show=False).removesuffix(b"\n")
+    registry(*create, *images)
+    reference = f"{images[0].partition('@')[0]}@sha256:{hashlib.sha256(text).hexdigest()}"
+    registry("buildx", "imagetools", "inspect", reference)
+    return reference
+
+
+def parts(image: str) -> list[str]:
+    """Return the images for single platforms that a name in a registry stands for."""
+    found = json.loads(registry("buildx", "imagetools", "inspect", "--raw", image, show=False))
+    name = image.partition("@")[0]
+    return [f"{name}@{one['digest']}" for one in found.get("manifests", ())] or [image]
+
+
+def labels(image: str) -> dict[str, str]:
+    """Return the labels of an image for one platform in its registry."""
+    how = ("imagetools", "inspect", "--format", "{{json .Image}}")
+    found = json.loads(registry("buildx", *how, image, show=False))
+    return dict((found.get("config") or {}).get("Labels") or {})
+
+
+def registry(*words: str, show: bool = True) -> bytes:
     """Run docker with a registry; MachineError if it fails, or an image's bytes differ."""
     remedy = "check name and network; docker login REGISTRY; then run this again: it continues"
-    docker(*words, remedy=remedy, error=MachineError)
+    return docker(*words, remedy=remedy, error=MachineError, show=show)

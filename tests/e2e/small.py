@@ -88,6 +88,17 @@ def has_pack() -> bool:
     return found("linux/arm64") is not None
 
 
+def use_small(checkout: Path, wheels: Path, name: str, platform: str) -> None:
+    """Give a checkout's GPU target few and small wheels, and the stand-in in a folder."""
+    wheel = stand_in_wheel(wheels)
+    pack = [SMALLEST.name] if name == "spark" and has_pack() else []
+    small = small_target(checkout, name, platform, (*SMALL, *_DOWNLOAD), pack)
+    small.rename(checkout / "pins.yaml")
+    lock_file = f"small-{platform.replace('/', '-')}.txt"
+    with (checkout / "requirements" / lock_file).open("a") as lock:
+        lock.write(f"vllm==0 --hash=sha256:{sha256_file(wheel)}\n")
+
+
 @dataclass(frozen=True)
 class Small:
     """A clone with pins of the small image in place of its own."""
@@ -101,12 +112,7 @@ class Small:
     def of(cls, folder: Path, base: str) -> Small:
         checkout, wheels = folder / "sparkforge", folder / "wheels"
         clone(ROOT, checkout)
-        wheel = stand_in_wheel(wheels)
-        pack = [SMALLEST.name] if has_pack() else []
-        small = small_target(checkout, "spark", "linux/arm64", (*SMALL, *_DOWNLOAD), pack)
-        small.rename(checkout / "pins.yaml")
-        with (checkout / "requirements" / "small-linux-arm64.txt").open("a") as lock:
-            lock.write(f"vllm==0 --hash=sha256:{sha256_file(wheel)}\n")
+        use_small(checkout, wheels, "spark", "linux/arm64")
         return cls(checkout, runner(checkout), base, wheels)
 
     def bake(self) -> Any:

@@ -70,7 +70,10 @@ rebase vllm --onto release:1 --abort
 rebase --all --onto release:1
 verify
 verify --target cpu --key no/such
+release
 release --target cpu --push example.org/x
+release --target cpu --join example.org/x
+release --join example.org/x
 proofs --target cpu
 packs --target cpu
 model fetch --target cpu
