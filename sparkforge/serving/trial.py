@@ -60,7 +60,7 @@ def run(
         with suppress(ValueError, RecursionError):  # cut off: the disk was full
             kept = json.loads(file.read_bytes())
     if isinstance(kept, dict) and kept.get("asked") == question:
-        verdict = kept["verdict"]
+        verdict = {**kept["verdict"], "before": True}
         say(f"trial: as before; failed: {', '.join(verdict['failed']) or 'none'}")
     else:
         verdict = _verdict([sys.executable, "-m", f"{MODULE}.trial"], asked, variables, signals)

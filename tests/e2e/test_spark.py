@@ -194,7 +194,7 @@ def test_the_second_start_asks_the_hub_nothing(spark: Spark) -> None:
     spark.compose("up", "--detach")
     spark.healthy()
     assert "42" in spark.answer()
-    in_order(spark.log(), "preflight: passed before", "ready after")
+    in_order(spark.log(), "preflight: passed before", "ready after", "preflight 0 (passed before)")
     assert spark.hub.requests == []
     assert spark.seen()["RestartCount"] == 0
 
