@@ -24,6 +24,7 @@ from sparkforge.serving.options import EX_TEMPFAIL, StartError, say
 from sparkforge.serving.profile import Watch
 
 _GRACE_S, TRIAL_S = 30.0, 1800.0
+LOAD_S = 1800.0  # of a pair: NCCL's own wait for the other rank, and those of loading, have no end
 _DEATH_S = 5.0  # a server ends within this time after its engine, and logs the reason
 _EVERY_S = 5.0  # between two checks of a server that has answered; less where a hang takes less
 _LOOKS = 3  # that fail in a row: a container that was paused wakes up with an old clock
@@ -177,6 +178,7 @@ class Server:
         """Supervise a server to its end, a trial to that of its warm-up; StartError for the end."""
         client, link, door, serves = self.client, self.link, self.entrance, False
         before: Counters = {}
+        compiled = self._began
         while not serves:
             # loading, a check is cheap, and backends have to be known when it is healthy
             self._wait(child, 1)
@@ -185,6 +187,12 @@ class Server:
             else:
                 with suppress(Exception):  # it does not answer yet
                     before, serves = client.observe(None), True
+            if link is not None and _COMPILERS & {name for name, _ in session(child.pid).values()}:
+                compiled = time.monotonic()
+            elif link is not None and not serves and time.monotonic() - compiled > LOAD_S:
+                raise StartError(
+                    f"a rank or NCCL hangs: no token within {LOAD_S:.0f} s", EX_TEMPFAIL
+                )
         if client is not None:
             took_s = time.monotonic() - self._began
             say(f"first token after {took_s:.0f} s; backends: {self._watch}")

@@ -39,6 +39,7 @@ def plan(real: Sequence[str], variables: Mapping[str, str], *, choose: bool) -> 
         "options": given,
         "moe_backend": backend,
         "kv_cache_dtype": cache,
+        "ranks": options.positive(real, "--tensor-parallel-size", 1),
         "choose": choose,
     }
 

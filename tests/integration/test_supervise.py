@@ -25,7 +25,7 @@ FAKE = ROOT / "tests" / "fake_server.py"
 
 # what scripts/entrypoint.py does with a plan, in a process of its own
 RUN = """
-import json, pathlib, sys
+import json, pathlib, sys, types
 from sparkforge.serving import health, memory, supervise
 asked = json.loads(sys.argv[1])
 address, machine = pathlib.Path(asked.pop("address")), asked.pop("machine", None)
@@ -35,6 +35,9 @@ if machine:
     memory.END_S = 1
     root = pathlib.Path(machine)
     watch = memory.Guard(read=lambda: memory.read(root))
+if pair_s := asked.pop("pair_s", 0):
+    supervise.LOAD_S = pair_s
+    asked["link"] = types.SimpleNamespace(problem="", tell=lambda: None, close=lambda: None)
 class Door:
     died = False
     def stall(self, stalled):
@@ -286,3 +289,9 @@ def test_a_look_sees_progress_or_causes_it(fake: tuple[Path, int], sockets: Path
     assert said.stderr.startswith("unhealthy: ValueError: no step of the engine, and no token")
     os.kill(engine, signal.SIGCONT)
     assert health(sockets).returncode == 0
+
+
+def test_a_pair_that_hangs_while_it_loads_ends(supervised: Start) -> None:
+    one = supervised(load_s=PATIENCE_S, pair_s=3)
+    assert one.process.wait(PATIENCE_S) == EX_TEMPFAIL
+    assert one.said("error: a rank or NCCL hangs: no token within 3 s")

@@ -36,6 +36,11 @@ def test_every_kind_of_kernel_is_tried(computed: Any) -> None:
     assert {problem for problem, _ in kinds.values()} == {""}
 
 
+def test_a_rank_of_two_tries_its_own_shapes(computed: Any) -> None:
+    dense = {"qkv": [2560, 2880], "o": [2880, 2048], "lm_head": [100544, 2880]}
+    assert computed["trial"]["two ranks"] == [dense, 1440]
+
+
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_a_kind_that_failed_changes_a_server(computed: Any, name: str) -> None:
     """What vLLM must say, /metrics, the key of compiled code, and the layer; not the others."""
@@ -70,6 +75,7 @@ CHOSEN = {"moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8", "experts": None}
         ("two fault", 9, True, [1, 5]),
         ("all are wrong", 6, False, []),
         ("not compiled", 0, False, []),
+        ("another FlashInfer", 1, False, []),
     ],
 )
 def test_experts_of_prompts_are_chosen_by_what_is_right_and_faster(

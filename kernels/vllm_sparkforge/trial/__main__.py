@@ -2,8 +2,8 @@
 """``python -m vllm_sparkforge.trial PLAN``: a line for each kind, and at last the verdict.
 
 PLAN is a JSON object: ``options`` (of this plugin), vLLM's ``moe_backend`` and ``kv_cache_dtype``,
-and ``choose``: whether the faster experts of prompts may be chosen. The verdict, JSON behind
-``verdict: ``, has
+``ranks`` of tensor parallelism, and ``choose``: whether the faster experts of prompts may be
+chosen. The verdict, JSON behind ``verdict: ``, has
 
 * ``failed``: kinds that must not be used (``options.Options.failed``),
 * ``moe_backend``: that of vLLM to use instead of the plan's, or null,

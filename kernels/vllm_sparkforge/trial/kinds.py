@@ -33,7 +33,7 @@ _POSITIONS = 131072
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the layers: gpt-oss-120b's on one device."""
+    """Of the layers: gpt-oss-120b's, on one device."""
 
     hidden: int = 2880
     inner: int = 2880
@@ -41,6 +41,14 @@ class Sizes:
     heads: int = 64
     kv_heads: int = 8
     vocabulary: int = 201088
+
+    @classmethod
+    def on(cls, ranks: int) -> Sizes:
+        """Return those of one of the ranks of tensor parallelism."""
+        heads, kv_heads, inner, vocabulary = (
+            -(-whole // ranks) for whole in (cls.heads, cls.kv_heads, cls.inner, cls.vocabulary)
+        )
+        return cls(inner=inner, heads=heads, kv_heads=kv_heads, vocabulary=vocabulary)
 
     @property
     def dense(self) -> dict[str, tuple[int, int]]:
@@ -88,7 +96,7 @@ class Trial:
     """
 
     def __init__(self, plan: dict[str, Any], sizes: Sizes | None = None) -> None:
-        self.sizes, self.found = sizes or Sizes(), plan["found"]
+        self.sizes, self.found = sizes or Sizes.on(plan["ranks"]), plan["found"]
         self.device = torch.device(current_platform.device_type)
         self._config: Any = SimpleNamespace(additional_config={options.KEY: plan["options"]})
         self._options = options.of(self._config)
@@ -112,7 +120,10 @@ class Trial:
                 yield Kind(name, part, partial(_judged, compare))
         off = self._options.off
         if self._choose and "experts" not in off and _ORDERS.get(self._backend) == experts.KIND:
-            yield from prompts.Prompts(self).kinds(self.found)
+            try:
+                yield from prompts.Prompts(self).kinds(self.found)
+            except Exception as error:  # another FlashInfer: prompts keep Marlin, ours stay right
+                yield Kind(prompts.PART, prompts.PART, partial(_fail, error))
 
     def _kinds(self) -> Iterator[tuple[str, str, Callable[[], float]]]:
         if self._cache in rotary.CACHES:
@@ -276,6 +287,10 @@ class Trial:
         return selfcheck.compare_rotary(
             _rotate, cos_sin, heads, kv_heads, _update, dtype, (one, one)
         )
+
+
+def _fail(error: Exception) -> dict[str, Any]:
+    raise error
 
 
 def _judged(compare: Callable[[], float]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def trial(launches: Any) -> dict[str, Any]:
     from vllm_sparkforge.trial import kinds
 
     with mock.patch.object(kinds, "replayed", new=lambda compute: compute()):
-        result = {name: _case(launches, spoil) for name, spoil in SPOILS.items()}
+        result: dict[str, Any] = {name: _case(launches, spoil) for name, spoil in SPOILS.items()}
         result |= {name: _case(launches, unspoilt, end) for name, end in ENDS.items()}
         found: dict[str, Any] = {}
         given = {"mxfp4_layers": "qkv=lossless,o=nvfp4,lm_head=int6"}
@@ -50,6 +50,8 @@ def trial(launches: Any) -> dict[str, Any]:
     for name in (*SPOILS, *ENDS):
         result[name] |= _server(result[name]["verdict"]["failed"])
     result["prompts"] = _prompts(launches)
+    half = kinds.Sizes.on(2)
+    result["two ranks"] = [half.dense, half.inner]
     return result
 
 
@@ -67,7 +69,7 @@ def _tried(launches: Any, found: dict[str, Any], spoil: Any = unspoilt, **plan: 
 
     sizes = kinds.Sizes(hidden=192, inner=128, experts=16, heads=4, kv_heads=2, vocabulary=410)
     asked: dict[str, Any] = {"options": {"mxfp4_layers": LAYERS}, "moe_backend": "none"}
-    asked |= {"kv_cache_dtype": "auto", "choose": False}
+    asked |= {"kv_cache_dtype": "auto", "ranks": 1, "choose": False}
     before = list(selfcheck.RUNS)
     with torch.inference_mode():
         child.run(kinds.Trial({**asked, **plan, "found": found}, sizes).kinds(), found, tell)
@@ -190,12 +192,15 @@ def _prompts(launches: Any) -> dict[str, Any]:
         "two fault": ({"faults": {1, 5}}, 2.0),
         "all are wrong": ({"wrong": {0, 1, 2, 3}}, 2.0),
         "not compiled": ({}, 2.0),
+        "another FlashInfer": ({}, 2.0),
     }
     platform, usual = vllm.platforms._current_platform, kinds.Trial.experts_of
     layers: dict[str, Any] = {}  # all cases have the same experts
     for name, (how, speed) in cases.items():
         cutlass = Cutlass(**{"wrong": set(), "faults": set(), **how})
         compiled.is_compiled = name != "not compiled"
+        if name == "another FlashInfer":
+            del compiled.is_compiled
 
         def ms(call: Any, speed: float = speed) -> float:
             call()

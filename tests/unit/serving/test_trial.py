@@ -161,6 +161,7 @@ def test_its_verdict_reaches_both_servers(
         "options": {"mxfp4_layers": "qkv,o"},
         "moe_backend": "marlin",
         "kv_cache_dtype": "auto",
+        "ranks": 1,
         "choose": True,
     }
     said = capsys.readouterr()
