@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from sparkforge.build import image
-from sparkforge.build.options import OutputOptions, command_options
+from sparkforge.build.options import OutputOptions, command_options, usual_target
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import BuildError, FetchError, UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.core.run import call
+from sparkforge.pins.pins import Pins
 from sparkforge.runtime.engine import Engine, connect, is_published
 from sparkforge.sources.project import PinsFile, checkout
 
@@ -67,6 +68,13 @@ def variable(target: str) -> str:
 def in_use(variables: Mapping[str, str], target: str) -> str:
     """Return the image that Compose uses for a target, or ""."""
     return variables.get(variable(target)) or variables.get("SPARKFORGE_IMAGE") or ""
+
+
+def served_target(variables: Mapping[str, str], pins: Pins) -> str:
+    """Return the target that Compose serves, also as one of two machines; else this machine's."""
+    named = re.split(r"[ ,]+", variables.get("COMPOSE_PROFILES") or "")
+    targets = (re.sub("-(head|worker)$", "", one) for one in named)
+    return next((one for one in targets if one in pins.targets), usual_target())
 
 
 # -- images ------------------------------------------------------------------------------------
@@ -175,7 +183,7 @@ def rollback(options: RollbackOptions) -> int:
 
 # -- the model ---------------------------------------------------------------------------------
 
-_CACHE = "/var/cache/sparkforge/huggingface/hub"
+HUB = "/var/cache/sparkforge/huggingface/hub"
 _PROGRAM = "/opt/sparkforge/bin/sparkforge/serving/checkpoint.py"
 _PYTHON = "/usr/bin/tini -- /opt/sparkforge/venv/bin/python -I"
 
@@ -212,7 +220,7 @@ def fetch(options: FetchOptions) -> int:
     command = [
         *("docker", "compose", "--project-directory", str(here.root), "run", "--rm", "--no-deps"),
         *("--no-TTY", f"--name={container}", f"--entrypoint={_PYTHON}", options.target),
-        *(_PROGRAM, _CACHE, model.repository, model.revision),
+        *(_PROGRAM, HUB, model.repository, model.revision),
     ]
     log.info(f"{model.repository} at {model.revision} to {place}, with {name}")
     if options.dry_run:

@@ -106,6 +106,13 @@ def curl(url: str, model: str, *, chat: bool) -> str:
     return shlex.join([*words, "-d", json.dumps({"model": model, **asked})])
 
 
+def invite(url: str, model: str, line: str) -> dict[str, str]:
+    """Print how to ask a server; return it as a document."""
+    for what, said in (("URL", url), ("model", model), ("try", line)):
+        log.info(f"{what:7}{said}")
+    return {"url": url, "model": model, "curl": line}
+
+
 def serve(build: Build, options: Options) -> int:
     """Serve until Ctrl-C, on loopback and without a key.
 
@@ -147,9 +154,7 @@ def serve(build: Build, options: Options) -> int:
         line = curl(url, name, chat=chat or context.target.smoke is None)
         try:
             log.info(f"ready after {took:.0f} s; stop it with Ctrl-C")
-            for what, said in (("URL", url), ("model", name), ("try", line)):
-                log.info(f"{what:7}{said}")
-            log.document({"url": url, "model": name, "curl": line})
+            log.document(invite(url, name, line))
             while (code := server.exited()) is None:
                 show()
                 time.sleep(0.2)
