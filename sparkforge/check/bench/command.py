@@ -98,6 +98,12 @@ class Side:
 
 def run(options: RunOptions = RunOptions()) -> int:
     """Measure the speed of a server."""
+    log.document(measured(options))
+    return 0
+
+
+def measured(options: RunOptions) -> dict[str, Any]:
+    """Measure the speed of a server; returns and keeps the results."""
     own = options.url is None  # a server that bench starts
     if (own and options.target is None) or (not own and (options.vs or options.arguments)):
         msg = "bench needs --target NAME, or --url without --vs and arguments after --"
@@ -137,14 +143,15 @@ def run(options: RunOptions = RunOptions()) -> int:
     for name, result in results.items():
         log.heading(f"{name or 'result'}: {out / name}")
         log.table(benchy.table(result))
+        if why := benchy.doubt(result):
+            log.warning(f"these figures may mislead: {why}")
     if len(results) == 2:
         a, b = results.values()
         changes = benchy.compare(a, b, _TOLERANCE / 100)
         document["changes"] = changes
         log.heading("B, patched, compared with A, unpatched")
         log.table(_table(changes))
-    log.document(document)
-    return 0
+    return document
 
 
 def measure(
