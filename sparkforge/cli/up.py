@@ -122,7 +122,7 @@ def status(options: CheckoutOptions = CheckoutOptions()) -> int:
         found |= _load(client.place_of(variables)) if asked else {}
     except (Unseen, OSError) as why:  # no log, --disable-log-stats, or it ends just now
         found["problem"] = str(why)
-    log.table([(name, str(value)) for name, value in found.items()])
+    log.table([(name, str(value)) for name, value in found.items() if value != ""])
     log.document({**found, **asked})
     if state in ("healthy", "starting"):
         return 0

@@ -108,7 +108,8 @@ def measured(options: RunOptions) -> dict[str, Any]:
     if (own and options.target is None) or (not own and (options.vs or options.arguments)):
         msg = "bench needs --target NAME, or --url without --vs and arguments after --"
         raise UsageError(msg, "build.py bench run --help")
-    project, model = Project.open(options.project), options.model
+    # absolute: llama-benchy runs in another folder
+    project, model = Project.open(options.project), options.model and options.model.resolve()
     no_tiny = options.target is None or project.pins.target(options.target).smoke is None
     if model is None and (no_tiny or not own):
         msg = "there is no tiny model for this: no checkpoint, or no tokenizer.json"
@@ -136,7 +137,8 @@ def measured(options: RunOptions) -> dict[str, Any]:
         # Often enough for the longest prompt, of 100,000 tokens. A router's choice of experts
         # depends on the words, so all results have one text.
         text = (project.root / "LICENSE").read_text(encoding="utf-8") * 200
-        call = Call(tool / "bin" / "python", work / "home", words, text, model is not None)
+        real = model is not None and (own or no_tiny)
+        call = Call(tool / "bin" / "python", work / "home", words, text, real)
         results = measure(sides, common, call, rounds, out)
     document: dict[str, Any] = {"folders": [str(out / name) for name in results]}
     document["results"] = [plain.as_json(one) for one in results.values()]
