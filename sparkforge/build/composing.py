@@ -177,7 +177,7 @@ def rollback(options: RollbackOptions) -> int:
     log.info(f"Compose uses {name}{f', not {before} any more' if before else ''}")
     if os.environ.get(variable(target), name) != name:
         log.warning(f"{variable(target)} in the environment overrides .env: unset it")
-    log.info("next     docker compose up -d   # a running server keeps its image until then")
+    log.info("next     python3 build.py up   # a running server keeps its image until then")
     return 0
 
 

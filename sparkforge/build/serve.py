@@ -74,7 +74,7 @@ def run(options: Options) -> int:
     build = last_build(project, options.target, options.variant, options.server, options.arguments)
     if options.model is None and build.context.target.smoke is None:
         msg = f"target {options.target} serves a real model; it has no tiny one"
-        raise UsageError(msg, "give --model DIR, or: docker compose up -d")
+        raise UsageError(msg, "give --model DIR, or: build.py up")
     chosen(build.context, options.profile)
     build.run("image")
     return serve(build, options)

@@ -60,7 +60,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "bench quality": ("check.quality:measure_quality", "measure what --mxfp4-layers costs"),
         "ablate": ("maintain.ablate:run", "check that tests notice a missing patch"),
         "proofs": ("check.proofs:run", "check the machine code in a target's wheels"),
-        "report": ("check.report:run", "write one HTML page about the last build"),
+        "report": ("check.report:run", "write a page of the last build; --all: one file to send"),
     },
     "questions": {
         "--version": ("cli.checkout:version", "print the versions of sparkforge and its targets"),
