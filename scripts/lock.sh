@@ -82,6 +82,8 @@ builder builder-spark-linux-arm64.txt aarch64-manylinux_2_39
 builder builder-rtx-linux-amd64.txt x86_64-manylinux_2_39
 # the clients of tests/patches/test_clients.py
 lock clients.in clients.txt --universal --python-version 3.11 --only-binary :all:
+# what makes the docs site
+lock site.in site.txt --universal --python-version 3.11 --only-binary :all:
 # the agents of tests/patches/test_coding_agents.py, only by this name: package.json has their versions
 made+='agents '
 if [[ $wanted == *' agents '* ]]; then

@@ -91,7 +91,21 @@ def pages_of(here: Checkout) -> Mapping[Path, str]:
         folder / "status.md": report.status(folder / "status.md"),
         folder / "variables.md": variables((root / "docker-compose.yml").read_text("utf-8")),
         folder / "measure.md": pages.between(folder / "measure.md", accept.markdown()),
+        folder / "cli.md": commands(),
     }
+
+
+def commands() -> str:
+    """Return docs/cli.md: the help of all commands."""
+    from cyclopts.docs.markdown import generate_markdown_docs
+
+    from sparkforge.cli.main import COMMANDS, app
+
+    questions = [*COMMANDS["questions"]]
+    text = generate_markdown_docs(app(), generate_toc=False, exclude_commands=questions)
+    # no blanks at ends of lines, and anchors as forges make them
+    lines = [line.rstrip() for line in text.replace("(#build.py", "(#buildpy").splitlines()]
+    return "\n".join((*lines, ""))
 
 
 def variables(compose: str) -> str:

@@ -98,7 +98,7 @@ def app() -> App:
             *parent, name = words.split()
             listed: dict[str, Any] = {"name": name, "help": what, "sort_key": at}
             if not function:
-                top.command(App(**listed, group=group))
+                top.command(App(**listed, group=group, default_parameter=given))
             elif parent:
                 top[parent[0]].command(f"sparkforge.{function}", **listed)
             else:

@@ -108,6 +108,9 @@ def _problems(
     text = git.attempt(here.root, "show", "HEAD:CHANGELOG.md")[1]
     if not re.search(rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$", text, re.MULTILINE):
         yield f"CHANGELOG.md has no section ## {version} (YYYY-MM-DD)"
+    text = git.attempt(here.root, "show", "HEAD:SECURITY.md")[1]
+    if not (found := re.search(r"\S+@\S+\w", text)) or found[0].endswith(".invalid"):
+        yield "SECURITY.md has no address for private reports in place of security@example.invalid"
     if built is None or not built.files:
         yield f"no build of {target}"
         return

@@ -124,7 +124,7 @@ def connect() -> Engine:
         call("docker", "buildx", "version")
     except (DockerException, CommandError) as error:
         msg = f"no container engine answers at {host}: {str(error).splitlines()[0][:200]}"
-        raise MachineError(msg, f"start it, set DOCKER_HOST, or: {_INSTALL}") from None
+        raise MachineError(msg, f"start Docker, set DOCKER_HOST, or: {_INSTALL}") from None
     if not re.match(r"\d+\.", version) or int(version.partition(".")[0]) < OLDEST_ENGINE:
         msg = f"container engine {version} is too old: {OLDEST_ENGINE} or newer is needed"
         raise MachineError(msg, _INSTALL)

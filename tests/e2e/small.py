@@ -56,9 +56,10 @@ def cli():
     if "--attention-backend" in sys.argv:
         name = sys.argv[sys.argv.index("--attention-backend") + 1]
         print(f"INFO 11-21 07:21:00 [cuda.py:8] Using AttentionBackendEnum.{name} backend.")
-    if "--failed-kernels" in sys.argv:  # the plugin's words; here no kernel runs
-        names = sys.argv[sys.argv.index("--failed-kernels") + 1]
-        print(f"WARNING 11-21 07:21:00 [model.py:9] Kernels that failed their trial: {names}.")
+    if "--additional-config" in sys.argv:  # what our plugin says; here no kernel runs
+        given = json.loads(sys.argv[sys.argv.index("--additional-config") + 1])["sparkforge"]
+        if names := given.get("failed"):
+            print(f"WARNING 11-21 07:21:00 [model.py:9] Kernels that failed their trial: {names}.")
     sys.argv = ["vllm", sys.argv[sys.argv.index("--uds") + 1]]
     main()
 """

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -82,3 +83,26 @@ def test_every_page_is_linked() -> None:
         for link in _LINK.findall(_FENCE.sub("", (ROOT / page).read_text()))
     }
     assert [page for page in PAGES if page[:5] == "docs/" and ROOT / page not in linked] == []
+
+
+def listed(nav: object) -> Iterator[str]:
+    """Yield the pages of a site's navigation."""
+    for one in nav if isinstance(nav, list) else nav.values() if isinstance(nav, dict) else ():
+        if isinstance(one, str):
+            yield one
+        else:
+            yield from listed(one)
+
+
+def test_the_site_has_every_page() -> None:
+    config = tomllib.loads((ROOT / ".github/zensical.toml").read_text())
+    wanted = {name.removeprefix("docs/") for name in PAGES if name.count("/") < 3}
+    wanted = {name for name in wanted if not name.startswith(("benchmarks/", "."))}
+    assert sorted(listed(config["project"]["nav"])) == sorted({*wanted, "index.md"} - {"README.md"})
+
+
+def test_the_first_screen_is_one() -> None:
+    """Why, one table, the call for a report, two quick starts: before any section."""
+    before, _, _ = (ROOT / "README.md").read_text().partition("\n## ")
+    assert before.count("\n") <= 40
+    assert (before.count("\n|---"), before.count("```console")) == (1, 2)

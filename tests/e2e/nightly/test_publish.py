@@ -75,6 +75,7 @@ def small(tmp_path_factory: pytest.TempPathFactory, base_image: str) -> Clone:
     log.write_text(
         log.read_text().replace("\n## ", f"\n## {release} (2026-11-23)\n\n* x\n\n## ", 1)
     )
+    (root / "SECURITY.md").write_text("Write to us@example.org.\n")
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
     subprocess.run([*git, "add", "."], cwd=root, check=True)
     subprocess.run([*git, "commit", "--quiet", "--message", "small"], cwd=root, check=True)

@@ -19,7 +19,6 @@ NOT_FOR_THE_CONTAINER = {
     "of build.py": {"SPARKFORGE_STORE", "SPARKFORGE_CPU_ISA"},
     "of a vLLM of your own": {"VLLM_PLUGINS", "VLLM_SPARKFORGE"},
     "in the image": {"SPARKFORGE_JIT_DIR", "SPARKFORGE_RELEASE", "SPARKFORGE_SERVE_ARGS"},
-    "set by the entrypoint": {"VLLM_HAS_FLASHINFER_CUBIN"},
     "an example of docker-compose.override.yml": {"VLLM_LOG_STATS_INTERVAL"},
 }
 
