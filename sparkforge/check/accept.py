@@ -177,7 +177,7 @@ def idle_afterwards(subject: Subject) -> str:
     """No request runs or waits, the KV cache is free."""
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     end = time.monotonic() + IDLE_S
-    while any(left := [sum(subject.metrics(f"vllm:{name}").values()) for name in names]):
+    while any(left := [subject.total(name) for name in names]):
         need(time.monotonic() < end, f"0 after {IDLE_S:.0f} s", dict(zip(names, left, strict=True)))
         time.sleep(0.2)
     return "0 running, 0 waiting"

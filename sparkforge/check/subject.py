@@ -80,6 +80,10 @@ class Subject:
             raise Unseen(f"/metrics has no {name} (--disable-log-stats?)")
         return {labels: float(value) for labels, value in found}
 
+    def total(self, name: str) -> float:
+        """Return the sum of one of vLLM's metrics; raises Unseen."""
+        return sum(self.metrics(f"vllm:{name}").values())
+
 
 # -- the container -----------------------------------------------------------------------
 

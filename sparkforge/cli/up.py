@@ -109,7 +109,7 @@ def status(options: CheckoutOptions = CheckoutOptions()) -> int:
     """Show Compose's server; ServerError: there is none, or it is neither healthy nor starting."""
     here = checkout(options.pins)
     variables = composing.seen(here.root / ".env")
-    target = composing.served_target(variables, here.pins)
+    target, place = composing.served_target(variables, here.pins), client.place_of(variables)
     seen = of_compose(variables, target)
     state, said = _health(seen)
     found: dict[str, Any] = {"target": target, "state": state, "health": said}
@@ -119,7 +119,14 @@ def status(options: CheckoutOptions = CheckoutOptions()) -> int:
         lines = output(seen)
         found["profile"] = "".join(re.findall(r"entrypoint: profile (\S+): ", lines)[-1:])
         found["failed_kernels"] = "".join(re.findall(SENTENCES["failed"], lines)[-1:]) or "none"
-        found |= _load(client.place_of(variables)) if asked else {}
+        if asked:
+            one = Subject(place, client.Model(asked["model"], 0))
+            began, before = time.monotonic(), one.total("generation_tokens_total")
+            time.sleep(_SAMPLE_S)
+            made_now, took_s = one.total("generation_tokens_total"), time.monotonic() - began
+            found["tokens/s"] = round((made_now - before) / took_s, 1)
+            for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+                found[name] = one.total(name)
     except (Unseen, OSError) as why:  # no log, --disable-log-stats, or it ends just now
         found["problem"] = str(why)
     log.table([(name, str(value)) for name, value in found.items() if value != ""])
@@ -127,18 +134,3 @@ def status(options: CheckoutOptions = CheckoutOptions()) -> int:
     if state in ("healthy", "starting"):
         return 0
     return log.failure(ServerError(f"the server is {state}: {said or 'it ended'}", _LOGS))
-
-
-def _load(place: client.Place) -> dict[str, float]:
-    """Return requests, the used part of the KV cache, and tokens a second in a short while."""
-    one = Subject(place, client.served_model(place))
-
-    def total(name: str) -> float:
-        return round(sum(one.metrics(f"vllm:{name}").values()), 2)
-
-    began, before = time.monotonic(), total("generation_tokens_total")
-    time.sleep(_SAMPLE_S)
-    speed = (total("generation_tokens_total") - before) / (time.monotonic() - began)
-    found = {"running": "num_requests_running", "waiting": "num_requests_waiting"}
-    found |= {"kv_cache": "kv_cache_usage_perc"}
-    return {"tokens_s": round(speed, 1), **{key: total(name) for key, name in found.items()}}

@@ -213,9 +213,10 @@ def test_status_of_a_server_that_serves(
     env.write_text(env.read_text().replace("=spark\n", f"={service}\n"))
     assert owner.run("status", "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["tokens_s"] > 0
-    wanted = {"target": "spark", "state": "healthy", "model": "m", "running": 0, "waiting": 0}
-    wanted |= {"kv_cache": 0, "profile": "fast", "failed_kernels": "INT8,NVFP4"}
+    assert found["tokens/s"] > 0
+    wanted: dict[str, Any] = {"target": "spark", "state": "healthy", "model": "m"}
+    wanted |= {"num_requests_running": 0, "num_requests_waiting": 0, "kv_cache_usage_perc": 0}
+    wanted |= {"profile": "fast", "failed_kernels": "INT8,NVFP4"}
     wanted |= {"image": "sparkforge/spark:1", "url": f"{owner.fake.url}/v1"}
     assert found.items() >= wanted.items()
     assert "GiB are available" in found["memory"]
