@@ -47,7 +47,8 @@ def up(options: Options = Options()) -> int:
     project = Project.open(options.project)
     env_file, there = project.root / ".env", engine.connect()
     variables = composing.seen(env_file)
-    target = options.target or composing.served_target(variables, project.pins)
+    served = composing.served_target(variables, project.pins)
+    target = options.target or served
     image = composing.in_use(variables, target)
     if engine.is_published(image) and there.image_id(image) is None:
         engine.registry("pull", image)
@@ -57,10 +58,10 @@ def up(options: Options = Options()) -> int:
         variables = composing.seen(env_file)
     if project.pins.target(target).model is not None:
         there.client.volumes.create(composing.MODELS_VOLUME)
-    named = options.target is None and variables.get("COMPOSE_PROFILES")
-    env = {} if named else {"COMPOSE_PROFILES": target}
+    if target != served or not variables.get("COMPOSE_PROFILES"):
+        composing.put(env_file, {"COMPOSE_PROFILES": target})  # for other commands of Compose, too
     compose = ("docker", "compose", "--project-directory", project.root)
-    call(*compose, "up", "--detach", env=env, stream=True)
+    call(*compose, "up", "--detach", stream=True)
     try:
         _wait(variables, target)
     except KeyboardInterrupt:

@@ -22,7 +22,7 @@ from tests.support import linked_checkout
 # each call of `docker inspect` shows the next state; the last one stays
 DOCKER = """#!/bin/sh
 cd "$(dirname "$0")"
-echo "$@" profiles=$COMPOSE_PROFILES >>calls
+echo "$@" >>calls
 case "$1" in
 ps) [ -e 1.json ] && echo c0ffee; exit 0;;
 inspect) n=$(($(cat n) + 1)); [ -e $n.json ] || n=$((n - 1)); echo $n >n; cat $n.json;;
@@ -137,7 +137,16 @@ def test_up_starts_waits_and_says_how_to_ask(
     )
     assert there == ["volume sparkforge-models"]
     (compose,) = owner.calls("compose")
-    assert compose.endswith("up --detach profiles=")  # .env's count
+    assert compose.endswith(f"{owner.folder} up --detach")
+
+
+@pytest.mark.usefixtures("there")
+def test_up_leaves_one_of_two_machines_its_role(owner: Owner) -> None:
+    env = owner.folder / ".env"
+    env.write_text(before := env.read_text().replace("=spark\n", "=spark-head,router\n"))
+    owner.states(STARTS[-1], service="spark-head")
+    assert owner.run("up", "--target", "spark") == 0
+    assert env.read_text() == before
 
 
 @pytest.mark.parametrize(
@@ -156,7 +165,9 @@ def test_up_gets_the_image_that_is_missing(
     owner.states(STARTS[-1])
     assert owner.run("up", "--target", "spark") == 0
     assert there == [did, "volume sparkforge-models"]
-    assert owner.calls("compose")[0].endswith("up --detach profiles=spark")
+    assert len(owner.calls("compose")) == 1
+    assert env.read_text().splitlines().count("COMPOSE_PROFILES=spark") == 1
+    assert "COMPOSE_PROFILES=cpu" not in env.read_text()
 
 
 @pytest.mark.parametrize(
