@@ -23,7 +23,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
@@ -50,13 +50,11 @@ class Cost(BaseModel):
     name: str
     perplexity: float
     kl: float
+    """from the reference, mean over positions, in nats"""
     kl_error: float
+    """its standard error, from the means of the texts"""
     same: float
-
-    def cells(self) -> tuple[str, ...]:
-        """Return the figures for a table."""
-        kl = f"{self.kl:.5f} ± {self.kl_error:.5f}"
-        return f"{self.perplexity:.2f}", kl, f"{self.same:.1%}"
+    """share of positions with the same likeliest token"""
 
 
 class Row(Cost):
@@ -111,33 +109,24 @@ class Record(BaseModel):
         return best.name if best.kl < row.kl else ""
 
 
-class Bar(NamedTuple):
-    """What a profile's format has to reach."""
+def bars(record: Record) -> list[tuple[str, ...]]:
+    """Return a row for what a profile's format has to reach: wanted, found, and whether it does."""
 
-    profile: str
-    format: str
-    wanted: str
-    found: str
-    met: bool
+    def row(
+        profile: str, wanted: str, found: float, limit: float
+    ) -> tuple[str, str, str, str, str]:
+        met = "yes" if found <= limit else "**no**"
+        return profile, PROFILES[profile], wanted, f"{found:.3g}", met
 
-
-def bars(record: Record) -> list[Bar]:
-    """Compare each profile's format with what it has to reach."""
-
-    def bar(profile: str, limit: float, other: str) -> Bar:
+    def bar(profile: str, limit: float, other: str) -> tuple[str, ...]:
         share = record.row(PROFILES[profile]).kl / record.row(other).kl
-        wanted = f"KL at most {limit:.3g} times {other}'s"
-        return Bar(profile, PROFILES[profile], wanted, f"{share:.3g}", share <= limit)
+        return row(profile, f"KL at most {limit:.3g} times {other}'s", share, limit)
 
-    eight, llama = record.row(PROFILES["balanced"]), record.row("Q8_0")
-    points, wanted = (
-        abs(eight.same - llama.same) * 100,
-        "same first token within 2 points of Q8_0's",
-    )
+    points = abs(record.row(PROFILES["balanced"]).same - record.row("Q8_0").same) * 100
     return [
         bar("balanced", 1 / 25, "MXFP8"),
         bar("balanced", 3, "Q8_0"),
-        Bar("balanced", eight.name, wanted, f"{points:.2f}", points <= 2),
+        row("balanced", "same first token within 2 points of Q8_0's", points, 2),
         bar("fast", 1 / 4, "MXFP8"),
         bar("fastest", 1 / 3, "MXFP4"),
     ]
@@ -146,23 +135,8 @@ def bars(record: Record) -> list[Bar]:
 def page(record: Record) -> str:
     """Return the page of evidence."""
     rows = sorted(record.rows, key=lambda one: (-one.bits, one.kl))
-    return pages.render(
-        Path(__file__).with_suffix(".md.j2"),
-        record=record,
-        formats=[
-            (
-                one.name,
-                f"{one.bits:.2f}",
-                f"{one.attention:.4f} / {one.head:.4f}",
-                *one.cells(),
-                record.beaten(one),
-            )
-            for one in rows
-        ],
-        served=[(one.name, *one.cells(), f"{one.covered:.1%}") for one in record.served],
-        bars=[(*one[:4], "yes" if one.met else "**no**") for one in bars(record)],
-        lossless=[(one.weights, f"{one.listed:.3%}", f"{one.bits:.3f}") for one in record.lossless],
-    )
+    template = Path(__file__).with_suffix(".md.j2")
+    return pages.render(template, record=record, rows=rows, bars=bars(record))
 
 
 def relative(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
@@ -178,7 +152,7 @@ def measure(model_folder: Path, sdist: Path, count: int) -> Record:
     import torch
     import transformers
 
-    from benchmarks import quantisers, trained
+    from benchmarks import trained
 
     begun = time.monotonic()
     torch.manual_seed(0)
@@ -197,13 +171,13 @@ def measure(model_folder: Path, sdist: Path, count: int) -> Record:
     rows, finalists = [], []
     first: list[served.Page] = []
     texts = [one.tolist() for one in ids]
-    for name, one in quantisers.TABLE.items():
+    for name, one in trained.TABLE.items():
         for key, weight in weights.items():
             weight.copy_(one.quantise(exact[key]))
         pairs = {key: (weight, exact[key]) for key, weight in weights.items()}
         head = relative([pairs.pop("lm_head.weight")])
         attention, cost = relative(list(pairs.values())), trained.cost(model, ids, reference)
-        rows.append(Row(name=name, bits=one.bits, attention=attention, head=head, **vars(cost)))
+        rows.append(Row(name=name, bits=one.bits, attention=attention, head=head, **cost))
         print(f"{rows[-1]!r} {time.monotonic() - begun:.0f} s", flush=True)
         if name in SERVED:
             with tempfile.TemporaryDirectory() as folder:
@@ -241,7 +215,7 @@ def answered(
     ]
     kls, same = ([one[key] for one in found] for key in ("mean_kl", "agreement"))
     cost = trained.summed(kls, same, losses)
-    return Served(name=name, covered=fmean(one["covered"] for one in found), **vars(cost))
+    return Served(name=name, covered=fmean(one["covered"] for one in found), **cost)
 
 
 def packed(exact: dict[str, torch.Tensor]) -> list[Packed]:

@@ -1,7 +1,5 @@
 """What vLLM's CPU engine says of texts, in a process of its own: see formats.py."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

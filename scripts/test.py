@@ -199,25 +199,8 @@ def haproxy(folder: Path) -> str:
     """Return what PATH needs for a haproxy: where there is none, a folder with Debian's."""
     if shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin"):
         return ":/usr/sbin"
-    words = "install --simulate --no-install-recommends haproxy"
-    # the lists may be missing, and only root may fetch them
-    script = rf"""
-        cd {folder}
-        apt-get {words} >wanted || {{ apt-get -q update && apt-get {words} >wanted; }}
-        mkdir haproxy bin
-        for package in $(sed -n 's/^Inst \([^ ]*\).*/\1/p' wanted); do
-          apt-get -q -o APT::Sandbox::User=root download "$package"
-          dpkg -x "$package"_*.deb haproxy
-        done
-        libraries=$(echo {folder}/haproxy/usr/lib/*-linux-gnu)
-        printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s "$@"\n' "$libraries" \
-          {folder}/haproxy/usr/sbin/haproxy >bin/haproxy
-        chmod +x bin/haproxy
-        bin/haproxy -v
-    """
-    done = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, check=False)
-    if done.returncode:
-        print(f"\n== left out: tests with HAProxy, which this machine lacks: {done.stderr[-300:]}")
+    if subprocess.run([ROOT / "scripts" / "haproxy.sh", folder], check=False).returncode:
+        print("\n== left out: tests with HAProxy, which this machine lacks, as said above")
         return ""
     return f":{folder}/bin"
 

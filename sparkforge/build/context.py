@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkforge.pins.pins import Pins, ReleaseFile, SourcePlan, Target, Upstream
 from sparkforge.pins.types import Platform
@@ -64,14 +64,9 @@ class Context(Project):
         return (*profile.options(most_memory=True), *self.target.serve)
 
     @property
-    def profile(self) -> dict[str, Any]:
-        """The target's profile, as an image gets it."""
-        return self.pins.profile_of(self.target)
-
-    @property
     def serving(self) -> Profile:
-        """The same, as the image reads it."""
-        return profile_of(self.pins, self.target_name)
+        """The target's profile, as an image has it."""
+        return self.pins.profile_of(self.target)
 
     @property
     def release(self) -> str:
@@ -100,7 +95,8 @@ class Context(Project):
     def upstream(self, name: str) -> Upstream:
         """Return an upstream; its source file, if a wheel, is the one that the target installs."""
         upstream = self.pins.upstream(name)
-        if not upstream.from_wheel:
+        source = upstream.files.get(upstream.source_file or "")
+        if source is None or not source.is_wheel:
             return upstream
         holder = next(wheel for wheel in self.target.wheels if name in self.layers(wheel))
         # Python files are the same in all platforms' wheels, as the recorded tree proves
@@ -140,11 +136,6 @@ def width(gib: float) -> int:
     """Return the number of jobs that CPUs and memory allow at once; 4 GiB of it stay free."""
     room = memory.read().room / memory.GIB - 4
     return max(1, min(len(os.sched_getaffinity(0)), int(room / gib)))
-
-
-def profile_of(pins: Pins, target_name: str) -> Profile:
-    """Return a target's profile as an image reads it; PinsError if there is no such target."""
-    return Profile.model_validate(pins.profile_of(pins.target(target_name)))
 
 
 def release_name(pins: Pins, target: Target) -> str:

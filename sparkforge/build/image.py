@@ -175,10 +175,10 @@ def trial_item() -> Cached[FilesResult]:
 
     def make(folder: Path) -> FilesResult:
         # not needed by a build in which nothing changed
-        from sparkforge.checkpoints import trial
+        from sparkforge.checkpoints import tiny
         from sparkforge.serving.preflight import NAME
 
-        trial.make(folder / NAME)
+        tiny.make_trial(folder / NAME)
         made = (folder / NAME).iterdir()
         return FilesResult({f"{NAME}/{path.name}": sha256_file(path) for path in made})
 
@@ -195,7 +195,7 @@ def note_of(context: Context, parts: Graph, base: BaseImage) -> dict[str, Mappin
         "platform": context.platform,
         "target": target.model_dump(mode="json"),
         "needs": needs(context),
-        "profile": context.profile,
+        "profile": context.serving.document(),
         "preflight": trial.key,
         "epoch": context.epoch,
         "release": context.release,
@@ -227,8 +227,8 @@ def image_item(
 
         document = sbom.document(context, parts, base)
         share = {SBOM: document, NOTE: _json(note, 1)}
-        if context.profile:
-            share["profile.json"] = _json(context.profile, 2)
+        if context.target.profile is not None:
+            share["profile.json"] = _json(context.serving.document(), 2)
         for name, sha256 in trial.result.files.items():
             share[name] = undamaged(trial.path / name, sha256).read_bytes()
         labels = {

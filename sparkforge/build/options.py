@@ -65,8 +65,8 @@ class VariantOptions:
     """overlay: replace the patched files in the release wheel (default); compile: build from the
     patched tree in a container"""
     pack: Annotated[str | None, Parameter(choices=("default", "all", "none"))] = None
-    """FlashInfer's modules that are compiled ahead of time: those that the profiles load, all of
-    build.py packs, or none"""
+    """FlashInfer's modules that are compiled ahead of time: those that the profiles load, also
+    those of other options, or none"""
 
 
 @Parameter(name="*", group="tools")

@@ -34,11 +34,11 @@ from sparkforge.build.results import CompiledWheelResult, WheelResult
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import StoreError
 from sparkforge.pins.pins import Upstream
+from sparkforge.runtime.engine import BaseImage, Engine
 from sparkforge.sources.wheelhouse import read_lock
 
 if TYPE_CHECKING:
     from sparkforge.build.graph import Graph
-    from sparkforge.runtime.engine import BaseImage, Engine
 
 PLUGIN, PACK = "own-plugin", "own-pack"
 """References of the wheels of our plugin, and of FlashInfer's modules."""

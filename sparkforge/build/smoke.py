@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from sparkforge.runtime import environment, isa, servers
 from sparkforge.runtime.client import COMPLETIONS, Place, Reply, events, post
 from sparkforge.runtime.engine import Engine
 from sparkforge.runtime.servers import MODEL_NAME, Launch, Server, kept_log, tail, wait_ready
-from sparkforge.serving.options import SettingError, for_plugin
+from sparkforge.serving.options import CONFIG, KEY, SettingError, for_plugin
 from sparkforge.store.store import Artefact
 
 if TYPE_CHECKING:
@@ -40,9 +41,6 @@ SMOKE_ARGUMENTS = ("--max-num-seqs", "4")
 SMOKE_VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"}
 UNPATCHED_VARIABLES = {"VLLM_PLUGINS": ""}
 """An image has our plugin also where its vLLM is made the release's: vLLM must not load it."""
-_OURS: dict[str, str | None] = {"--mxfp4-layers": None, "--decode-kernels": None}
-_OURS |= {"--all-reduce": None, "--moe-backend": "bf16_dequant"}
-"""Options of ``vllm serve`` that only the plugin has; None: with any value."""
 _PROMPT = "The forge is hot, the spark is small, and every byte is counted once."
 _TOKENS = 24
 STOCK_ERROR = "NotImplementedError: No MXFP4 MoE backend supports the deployment configuration"
@@ -72,9 +70,9 @@ def run(
         return report
     files: dict[str, Path] = {}
     if isinstance(product.result, ImageResult):
-        files = {**originals(context, graph.wheels, work), **mask_files(work)}
+        files = {**originals(context, graph.wheels, work), **isa.IN_IMAGE}
     # with AMX the release has a backend of its own
-    hidden = {**SMOKE_VARIABLES, **UNPATCHED_VARIABLES, **isa.hiding("avx512_bf16")}
+    hidden = {**SMOKE_VARIABLES, **UNPATCHED_VARIABLES, **isa.NO_AMX}
     launch = replace(launch, options=of_release(context.serve), variables=hidden)
     with start_server(tools.engine, unpatched or product, launch, work, cache, files) as server:
         return replace(report, release=refusal(server, tools.ready_timeout_s))
@@ -159,19 +157,23 @@ def _wrong(server: Server, what: str) -> ServerError:
 # -- how servers are started ---------------------------------------------------------------------
 
 
+def plugged(options: Sequence[str]) -> list[str]:
+    """Return options of ``vllm serve`` as the plugin reads its own; UsageError: it could not."""
+    try:
+        return for_plugin(options)
+    except SettingError as error:
+        raise UsageError(error.what, error.hint) from None
+
+
 def of_release(options: Sequence[str]) -> list[str]:
-    """Return options of ``vllm serve`` without those that only the plugin has."""
-    kept: list[str] = []
-    words = iter(options)
-    for word in words:
-        name, equals, value = word.partition("=")
-        name = name.replace("_", "-") if name.startswith("--") else name
-        if name not in _OURS:
-            kept.append(word)
-            continue
-        value = value if equals else next(words, "")
-        if _OURS[name] not in (None, value):
-            kept += [name, value]
+    """Return options of ``vllm serve`` without those that only the plugin has; UsageError."""
+    kept = []
+    for word in plugged(options):
+        name, _, text = word.partition("=")
+        ours = name == CONFIG and f'"{KEY}":' in text  # then it is an object
+        rest = {key: one for key, one in json.loads(text).items() if key != KEY} if ours else {}
+        if rest or not ours:
+            kept.append(f"{CONFIG}={json.dumps(rest)}" if ours else word)
     return kept
 
 
@@ -187,10 +189,7 @@ def from_environment(
     program = (str(environment.python_path(folder)), "-P", "-m", "vllm.entrypoints.cli.main")
     options = ("--served-model-name", launch.name, *launch.options, *launch.arguments)
     address = ("--host", servers.LOOPBACK, "--port", str(port))
-    try:
-        command = [*program, "serve", str(launch.model), *address, *for_plugin(options)]
-    except SettingError as error:
-        raise UsageError(error.what, error.hint) from None
+    command = [*program, "serve", str(launch.model), *address, *plugged(options)]
     variables = {**environment.server_env(cache, folder.name), **launch.variables}
     return servers.from_command(command, port, variables, work)
 
@@ -208,16 +207,6 @@ def start_server(
         return from_environment(product.path, launch, work, cache)
     assert engine is not None  # it built the image
     return servers.from_image(engine, product.result.image_id, launch, work, restored or {})
-
-
-def mask_files(work: Path) -> dict[str, Path]:
-    """Return the files that hide instruction sets in an image, by path below site-packages.
-
-    The server there runs with ``python -I``, so a line in a .pth file imports it.
-    """
-    line = work / "mask.pth"
-    line.write_text("import sparkforge_isa_mask\n")
-    return {"sparkforge_isa_mask.py": isa.MASK, "sparkforge_isa_mask.pth": line}
 
 
 def originals(

@@ -19,7 +19,6 @@ from cyclopts.types import PositiveInt
 
 from sparkforge import __version__
 from sparkforge.build import composing
-from sparkforge.build.context import profile_of
 from sparkforge.build.options import OutputOptions, command_options
 from sparkforge.check import agents
 from sparkforge.check.subject import (
@@ -271,7 +270,7 @@ def judged(options: Options) -> dict[str, Any]:
     here = checkout(options.pins)
     variables = composing.seen(here.root / ".env")
     target = options.target or composing.served_target(variables, here.pins)
-    profile = profile_of(here.pins, target)
+    profile = here.pins.profile_of(here.pins.target(target))
     if options.log is not None and not options.log.is_file():
         raise UsageError(f"--log {options.log}: no such file", "give the server's log")
     place = client.place_of(variables, options.url)

@@ -275,7 +275,7 @@ def check(found: Image, context: Context) -> tuple[dict[str, int], list[str]]:
     except (ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
         msg = f"{found.name}: a document in it is not in the form that a build writes: {error!r}"
         raise CheckError(msg, "build the image again") from None
-    if profile != (context.profile or None):
+    if profile != (context.serving.document() or None):
         problems.append(f"profile.json: differs from the profile of {context.target_name}")
     wheels = sorted(context.dist.glob("*.whl"))
     for wheel in wheels:

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkforge.checkpoints.formats import byte_bpe, to_bf16, write_checkpoint
-from sparkforge.checkpoints.tiny import Shape, json_files
+from sparkforge.checkpoints.tiny import Shape, byte_bpe, json_files, to_bf16, write_checkpoint
 
 # the text on the channel ``analysis``: first in each answer, except after a tool's result
 REASONING = "The words of this thought are built in (by hand.)"

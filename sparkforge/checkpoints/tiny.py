@@ -1,11 +1,14 @@
-"""A tiny gpt-oss checkpoint in native MXFP4, made from a seed: half a megabyte.
+"""Tiny gpt-oss checkpoints in native MXFP4, made from a seed, and the files of a checkpoint.
 
-It has all parts of the real one that a serving stack can get wrong, and a tokenizer whose token
-ids are bytes.
+They have all parts of the real one that a serving stack can get wrong, and a tokenizer whose token
+ids are bytes. The smallest has half a megabyte. All bytes are the same on every machine.
 """
 
+import itertools
 import json
 import math
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkforge.checkpoints import gptoss
-from sparkforge.checkpoints.formats import Random, byte_bpe, to_bf16, write_checkpoint
+from sparkforge.serving.preflight import REFERENCE
+
+Floats = npt.NDArray[np.floating[Any]]
+
+# E2M1: sign, two bits of exponent with a bias of one, one bit of mantissa.
+_E2M1 = np.array([sign * x for sign in (1, -1) for x in (0, 0.5, 1, 1.5, 2, 3, 4, 6)], np.float32)
 
 
 @dataclass(frozen=True)
@@ -36,37 +43,38 @@ _NAMES = ("startoftext", "endoftext", "return", "call", "start", "channel", "mes
 VOCAB_SIZE = 256 + len(_NAMES)
 
 
-@dataclass(frozen=True)
-class TinyCheckpoint:
-    """A checkpoint on disk, and the sizes that tests compare a server with."""
-
-    path: Path
-    num_layers: int
-    num_experts: int
-    packed_expert_bytes: int  # blocks and scales of all experts, biases left out
-    bf16_expert_bytes: int  # the same weights in BF16
-
-
-def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = Shape()) -> TinyCheckpoint:
+def make_tiny_gpt_oss(dest: Path, *, seed: int = 0, shape: Shape = Shape()) -> None:
     """Write a tiny random gpt-oss checkpoint to the new folder `dest`: by the seed, everywhere."""
     tensors = _make_tensors(seed, shape)
     ranks = {bytes([byte]): byte for byte in range(256)}
     tokenizer = byte_bpe({256 + n: f"<|{name}|>" for n, name in enumerate(_NAMES)}, ranks)
     files = {**json_files(shape, "tiny.json"), "tokenizer.json": tokenizer}
     write_checkpoint(dest, tensors, files)
-    packed = sum(t.nbytes for name, t in tensors.items() if name.endswith(("_blocks", "_scales")))
-    weights = shape.layers * shape.experts * 3 * shape.hidden * shape.inter
-    return TinyCheckpoint(dest, shape.layers, shape.experts, packed, 2 * weights)
+
+
+# of the preflight's: heads of 64, eight query heads a KV head, sizes that Marlin takes as they are
+_TRIAL = Shape(2, hidden=256, inter=256, experts=16, experts_per_token=4, heads=16, head_dim=64)
+
+
+def make_trial(folder: Path) -> None:
+    """Write the preflight's checkpoint, and its expected answers, to a new folder.
+
+    ``trial.json`` has them as tests/unit/serving/test_preflight.py computes them: in float64, by
+    definition of the model's parts, and rounded far above any difference between two machines.
+    """
+    make_tiny_gpt_oss(folder, seed=4, shape=_TRIAL)
+    shutil.copyfile(Path(__file__).with_name("trial.json"), folder / REFERENCE)
+    (folder / REFERENCE).chmod(0o644)
 
 
 def expand(source: Path, dest: Path) -> None:
     """Write a checkpoint to the new folder `dest`, its MXFP4 weights in BF16, for any server."""
     tensors: dict[str, npt.NDArray[Any]] = {}
-    found = gptoss.load(source).tensors
+    found = read_tensors(source)
     for name, tensor in found.items():
         plain, packed, _ = name.partition("_blocks")
         if packed:
-            weights = gptoss.dequantize(tensor, found[f"{plain}_scales"])
+            weights = dequantize(tensor, found[f"{plain}_scales"])
             # the model's BF16 format has inputs before outputs
             tensors[plain] = to_bf16(np.swapaxes(weights, 1, 2).astype(np.float32))
         elif not name.endswith("_scales"):
@@ -135,3 +143,121 @@ def json_files(shape: Shape, source: str) -> dict[str, Any]:
         "num_local_experts": shape.experts,
     }
     return files
+
+
+# -- the files of a checkpoint: random tensors, safetensors, tokenizer.json ----------------------
+
+
+class Random:
+    """Random weights from integers only, without numpy's float streams and the C library."""
+
+    def __init__(self, seed: int) -> None:
+        # The legacy generator's stream is frozen; the new one's may change between releases.
+        self._state = np.random.RandomState(seed)
+
+    def bf16(self, *shape: int, scale: float, mean: float = 0.0) -> npt.NDArray[np.uint16]:
+        """Return BF16 bits, near normal, standard deviation about `scale`."""
+        dice = self._state.randint(-64, 65, size=(4, *shape)).sum(axis=0)
+        # A die of 129 faces has a standard deviation of 37.24, four have twice that.
+        return to_bf16(np.float32(mean) + dice.astype(np.float32) * np.float32(scale / 74.48))
+
+    def mxfp4(self, name: str, *shape: int, low: int, high: int) -> dict[str, npt.NDArray[Any]]:
+        """Return blocks of 32 E2M1 codes, each as likely, and their scales of 2**low to 2**high."""
+        *rows, columns = shape
+        blocks = self._state.randint(0, 256, size=(*rows, columns // 32, 16)).astype(np.uint8)
+        scales = self._state.randint(low, high + 1, size=(*rows, columns // 32)) + 127
+        return {f"{name}_blocks": blocks, f"{name}_scales": scales.astype(np.uint8)}
+
+
+def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Round finite float32 to the nearest BF16, ties to even; the bits as uint16, same shape."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (rounded >> np.uint32(16)).astype(np.uint16)
+
+
+def write_checkpoint(
+    dest: Path, tensors: Mapping[str, npt.NDArray[Any]], files: Mapping[str, Any]
+) -> None:
+    """Write tensors, uint16 for BF16, and small JSON files to the new folder `dest`."""
+    dest.mkdir()
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in sorted(tensors.items()):
+        header[name] = {
+            "dtype": {1: "U8", 2: "BF16"}[tensor.itemsize],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + tensor.nbytes],
+        }
+        offset += tensor.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data starts at a multiple of eight
+    with (dest / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in sorted(tensors.items()):
+            file.write(tensor.astype(tensor.dtype.newbyteorder("<"), copy=False).tobytes())
+    for name, content in files.items():
+        small = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        (dest / name).write_text(small, encoding="utf-8")
+    dest.chmod(0o755)  # a server in a container runs as another user, regardless of our umask
+    for path in dest.iterdir():
+        path.chmod(0o644)
+
+
+def read_tensors(folder: Path) -> dict[str, npt.NDArray[Any]]:
+    """Return a checkpoint's tensors by name: BF16 widened to float32, or uint8."""
+    raw = (folder / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:start])
+    del header["__metadata__"]
+    tensors: dict[str, npt.NDArray[Any]] = {}
+    for name, entry in header.items():
+        low, high = entry["data_offsets"]
+        data = np.frombuffer(raw[start + low : start + high], np.uint8)
+        if entry["dtype"] == "BF16":  # the upper half of a float32
+            data = (data.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+        tensors[name] = data.reshape(entry["shape"])
+    return tensors
+
+
+def dequantize(blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]) -> Floats:
+    """Decode MXFP4: blocks [..., K/32, 16] and scales [..., K/32] to float32 [..., K].
+
+    The low nibble comes first. Scale 255 is NaN.
+    """
+    codes = np.stack((blocks & 0x0F, blocks >> 4), axis=-1).reshape(*scales.shape, 32)
+    factors = np.where(scales == 255, np.nan, np.exp2(scales.astype(np.float64) - 127))
+    values = _E2M1[codes].astype(np.float64) * factors[..., None]
+    return values.reshape(*scales.shape[:-1], -1).astype(np.float32)
+
+
+def byte_bpe(
+    special: Mapping[int, str], ranks: Mapping[bytes, int], split: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return tokenizer.json of a byte-level BPE, for the tokenizers library.
+
+    ``ranks`` ascend. A token's rank is also the place of its merges: all pairs of tokens that make
+    it. Earlier merges decide which of them occurs. ``split`` divides a text before its bytes.
+    """
+    merges = []
+    for token in ranks:
+        pairs = ((token[:at], token[at:]) for at in range(1, len(token)))
+        merges += sorted((ranks[a], ranks[b], a, b) for a, b in pairs if {a, b} <= ranks.keys())
+    # the printable character that stands for each byte
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    moved = itertools.count(256)
+    characters = [chr(byte) if byte in printable else chr(next(moved)) for byte in range(256)]
+
+    def written(token: bytes) -> str:
+        return "".join(characters[byte] for byte in token)
+
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("tokenizer.json").read_bytes())
+    if split:
+        steps = [split, found["pre_tokenizer"]]
+        found["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [{"id": n, "content": t, **plain, "special": True} for n, t in special.items()]
+    found["added_tokens"] = added
+    found["model"]["vocab"] = {written(token): rank for token, rank in ranks.items()}
+    found["model"]["merges"] = [f"{written(a)} {written(b)}" for *_, a, b in merges]
+    return found

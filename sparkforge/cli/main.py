@@ -31,7 +31,6 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "accept": ("check.accept:run", "check a running server"),
         "images": ("build.composing:images", "list built images, and the one that Compose uses"),
         "rollback": ("build.composing:rollback", "switch Compose to the previous image"),
-        "packs": ("build.packs.pack:run", "compile FlashInfer's modules into a wheel"),
         "verify": ("check.verify:run", "rebuild and compare bytes, or check an image"),
         "clean": ("cli.checkout:clean", "delete build results from the store"),
     },

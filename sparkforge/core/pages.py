@@ -1,10 +1,11 @@
 """Generated pages, by jinja2: values are escaped, and a missing name is an error.
 
 A template is stored beside the module that fills it. In ``NAME.md.j2`` values are escaped for
-Markdown, in ``NAME.svg.j2`` for XML, in ``NAME.html.j2`` for HTML.
+Markdown, in ``NAME.sh.j2`` quoted for a shell, in ``NAME.html.j2`` and others escaped for XML.
 """
 
 import re
+import shlex
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -40,10 +41,11 @@ def render(template: Path, **values: object) -> str:
     """Return a template's page; jinja2.UndefinedError: a name in it has no value."""
     import jinja2  # most commands write no page
 
-    markdown = template.name.endswith(".md.j2")
+    kinds = {".md": escape, ".sh": lambda value: shlex.quote(str(value))}
+    finalize = kinds.get(template.suffixes[-2])
     environment = jinja2.Environment(
-        autoescape=not markdown,
-        finalize=escape if markdown else None,
+        autoescape=finalize is None,
+        finalize=finalize,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

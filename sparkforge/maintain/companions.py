@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 from sparkforge.build.context import STAGES
 from sparkforge.build.options import chosen_series
-from sparkforge.core.disk import disk_errors, write_files
+from sparkforge.core.disk import disk_errors, sha256_file, write_files
 from sparkforge.core.errors import CommandError, RebaseStopped
 from sparkforge.core.log import log
 from sparkforge.core.run import call
@@ -37,17 +37,20 @@ if TYPE_CHECKING:
 
 Declared = tuple[list[Requirement], list[Requirement]]
 """By the old wheels, and by the new ones."""
+Trial = dict[str, dict[str, str]]
+"""``tests``: the result of each; ``wheels``: the sha256 of each, by ``TARGET/FILE``."""
 
 _INPUT = re.compile(r"-r (requirements/[\w.-]+\.in)$", re.MULTILINE)
 _ENVIRONMENTS = {".venv": "requirements/driver.txt", ".venv-dev": "requirements/dev.txt"}
 
 
 def tried(
-    project: Project, files: Files, plan: Plan, folder: Path
-) -> tuple[Project, dict[str, str], dict[str, str]]:
-    """Make requirements and locks for a move, and try all of it in a throw-away checkout.
+    project: Project, files: Files, plan: Plan, folder: Path, *, trial: bool
+) -> tuple[Project, dict[str, str], Trial]:
+    """Make requirements and locks for a move in a throw-away checkout, and try all of it there.
 
-    Returns it, the files of requirements/ that changed, and the results of the patches' tests.
+    Returns it, and the files of requirements/ that changed. Without ``trial``, no code of the new
+    release runs.
     """
     root, before = project.root, texts_of(project.root)
     hidden = shutil.ignore_patterns("dist", "dev", ".git", ".sparkforge", *_ENVIRONMENTS)
@@ -64,11 +67,15 @@ def tried(
     for name, lock in _ENVIRONMENTS.items():  # lent where their locks are the same
         if (root / name).is_dir() and lock not in fresh:
             (folder / name).symlink_to((root / name).resolve())
+    if not trial:
+        return here, fresh, {}
     moved = {move.upstream for move in plan.moves}
     for name, target in here.pins.targets.items():
         if moved & {*target.wheels, *(one for w in target.wheels.values() for one in w.carries)}:
             _build(here, name)
-    return here, fresh, _tested(here, moved)
+    wheels = sorted((folder / "dist").glob("*/*.whl"))
+    digests = {f"{path.parent.name}/{path.name}": sha256_file(path) for path in wheels}
+    return here, fresh, {"tests": _tested(here, moved), "wheels": digests}
 
 
 def texts_of(root: Path) -> dict[str, str]:

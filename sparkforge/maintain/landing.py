@@ -13,6 +13,7 @@ from sparkforge.core import git
 from sparkforge.core.disk import write_files
 from sparkforge.core.run import call
 from sparkforge.maintain import companions, releases
+from sparkforge.maintain.companions import Trial
 from sparkforge.maintain.releases import Note, PatchResult
 from sparkforge.pins import pins, yamlfile
 from sparkforge.pins.pins import Recorded, Upstream
@@ -31,11 +32,13 @@ Results = Mapping[str, list[PatchResult]]
 """The results of patches by upstream."""
 
 
-def land(job: Job, plan: Plan, results: Results) -> tuple[list[Path], list[Note], dict[str, str]]:
+def land(
+    job: Job, plan: Plan, results: Results, *, trial: bool = True
+) -> tuple[list[Path], list[Note], Trial]:
     """Write pins, series and changelog, and commit them; with companions, try all of it before.
 
-    A checkout that is not under git gets the files alone. Returns the files that changed, what no
-    longer agrees, and the results of the patches' tests.
+    A checkout that is not under git gets the files alone. Returns the files that changed, and what
+    no longer agrees.
     """
     # before the checkout is read: changes of an export in the meantime would be lost
     with job.project.locked() as project:
@@ -44,10 +47,10 @@ def land(job: Job, plan: Plan, results: Results) -> tuple[list[Path], list[Note]
         job.check_same(plan)
         root, here = project.root, project
         files, moved = _planned(job, plan, results)
-        tests: dict[str, str] = {}
+        tried: Trial = {}
         if plan.companions:
             folder = job.folder / "checkout"
-            here, requirements, tests = companions.tried(project, files, plan, folder)
+            here, requirements, tried = companions.tried(project, files, plan, folder, trial=trial)
             files |= {root / name: text.encode() for name, text in requirements.items()}
         # its locks are the new ones; its pins as they were: the difference shows what is new
         here = replace(here, pins=project.pins)
@@ -66,11 +69,11 @@ def land(job: Job, plan: Plan, results: Results) -> tuple[list[Path], list[Note]
             call("git", "-C", root, "add", "--all", "--", *paths)
             lines = [f"Move {job.upstream} to {plan.moves[0].target.tag}", ""]
             lines += [": ".join(one.row()) for found in results.values() for one in found]
-            lines += [f"{test}: {result}" for test, result in tests.items()]
+            lines += [f"{test}: {result}" for test, result in tried.get("tests", {}).items()]
             message = "\n".join(lines)
             call("git", "-C", root, "commit", "--quiet", "-m", message, "--", *paths)
         job.remove()
-        return changed, notes, tests
+        return changed, notes, tried
 
 
 def _planned(job: Job, plan: Plan, results: Results) -> tuple[Files, dict[str, Series]]:

@@ -4,19 +4,21 @@ A failed request is an error, never "nothing new": an index whose list lacks the
 not believed.
 """
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
 from packaging.version import Version
 
 from sparkforge.build.options import OutputOptions, command_options
-from sparkforge.core import pages
-from sparkforge.core.disk import write_file
+from sparkforge.core import plain
+from sparkforge.core.disk import read_json
 from sparkforge.core.errors import CheckError, FetchError, SeriesError, UsageError
 from sparkforge.core.log import log
-from sparkforge.maintain import releases
+from sparkforge.maintain import proposal, releases
+from sparkforge.maintain.companions import Trial
 from sparkforge.maintain.mover import dry_run
 from sparkforge.maintain.rebase import table
 from sparkforge.maintain.releases import PatchResult
@@ -27,8 +29,10 @@ from sparkforge.sources.project import Project, ProjectOptions
 class Options:
     """Options of ``watch``."""
 
-    markdown: Path | None = None
-    """write the result to this file as issue text"""
+    trial: Annotated[bool, Parameter(name="--try")] = False
+    """also move to each newer release as far as it goes, build and test it"""
+    propose: Path | None = None
+    """open a pull request for each newer release, with this output of --try --json"""
     project: ProjectOptions = ProjectOptions()
     output: OutputOptions = OutputOptions()
 
@@ -41,33 +45,48 @@ class Found:
     pinned: str
     newest: str
     state: str = "up to date"
-    moves: tuple[PatchResult, ...] = ()
-    """A verdict a patch; empty where nothing was tried."""
-
-    @property
-    def row(self) -> tuple[str, ...]:
-        counts = Counter(str(move.verdict) for move in self.moves)
-        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-        return self.upstream, self.pinned, self.newest, self.state, verdicts or "-"
-
-
-_HEAD = ("upstream", "pinned", "newest", "state", "verdicts")
+    moves: tuple[PatchResult, ...] | None = None
+    """A verdict a patch; None where nothing was tried."""
+    tree: str = ""
+    """Of the checkout with the whole move; "": it stopped."""
+    trouble: str = ""
+    """What stopped it."""
+    trial: Trial = field(default_factory=dict)
 
 
 def run(options: Options = Options()) -> int:
     """Look for newer releases, try the series on them and report; returns the exit code."""
-    project = Project.open(options.project)
-    found = [_look(project, name) for name in project.pins.upstreams]
+    own = Project.open(options.project)
+    if options.propose is not None:
+        return _propose(own, options.propose)
+    with proposal.clone(own) if options.trial else nullcontext(own) as project:
+        found = [_look(project, name) for name in project.pins.upstreams]
+        for at, one in enumerate(found if options.trial else ()):
+            if one.moves is not None and not project.pins.upstreams[one.upstream].source_in:
+                found[at], *_ = proposal.move(project, one, trial=True)
     states = {one.state for one in found} - {"up to date"}
     code = CheckError.exit_code if states else 0
     if states - {"carries over"}:
         code = SeriesError.exit_code
-    if options.markdown is not None:
-        write_file(options.markdown, _markdown(found).encode())
-    log.document({"watch": [asdict(one) for one in found], "exit_code": code})
-    log.table([_HEAD, *(one.row for one in found)])
-    table([move for one in found for move in one.moves if move.stops])
+    log.document({"watch": [asdict(one) for one in found]})
+    rows = ((one.upstream, one.pinned, one.newest, one.state) for one in found)
+    log.table([("upstream", "pinned", "newest", "state"), *rows])
+    table([move for one in found for move in one.moves or ()])
     return code
+
+
+def _propose(own: Project, path: Path) -> int:
+    """Bring the pull requests up to date."""
+    known = plain.load(dict[str, tuple[Found, ...]], read_json(path)) or {}
+    if "watch" not in known:
+        raise UsageError(f"{path}: not written by watch --try --json", "run that first")
+    forge, tried = proposal.Forge.of(own.root), {one.upstream: one for one in known["watch"]}
+    with proposal.clone(own) as project:
+        for name, pin in project.pins.upstreams.items():
+            if not pin.source_in:  # else it moves with those wheels
+                forge.tell(project, _look(project, name), tried.get(name))
+    log.document({"proposed": True})
+    return 0
 
 
 def _look(project: Project, name: str) -> Found:
@@ -91,15 +110,3 @@ def _look(project: Project, name: str) -> Found:
     stuck = any(move.stops for move in moves)
     state = "a person is needed" if stuck else "carries over"
     return replace(found, state=state, moves=tuple(moves))
-
-
-def _markdown(found: Sequence[Found]) -> str:
-    """Return the text of an issue: the new releases, and the patches that stop."""
-    news = [one for one in found if one.newest != one.pinned]
-    title = "Newer upstream releases" if news else "No newer upstream release"
-    parts = [f"# {title}", pages.table(_HEAD, [one.row for one in found])]
-    for one in news:
-        rows = [(*move.row(), "; ".join(move.detail)) for move in one.moves if move.stops]
-        parts += [pages.table(("patch", "verdict", "found"), rows)] if rows else []
-        parts.append(f"`python3 build.py rebase {one.upstream} --onto {one.newest}`")
-    return "\n\n".join(parts) + "\n"

@@ -91,12 +91,6 @@ class Upstream(Model):
     compile: t.Compile = Field(default_factory=t.Compile)
 
     @property
-    def from_wheel(self) -> bool:
-        """Whether the file that replaces the commit is a wheel."""
-        file = self.files.get(self.source_file or "")
-        return file is not None and file.is_wheel
-
-    @property
     def commit_or_unknown(self) -> str:
         """The commit as receipt, SBOM and labels name it."""
         return self.commit or "unknown"
@@ -241,20 +235,17 @@ class Pins(Model):
         """Return a target; UsageError if there is none of that name."""
         return _pick(self.targets, name, "target")
 
-    def profile_of(self, target: Target) -> dict[str, Any]:
-        """Return a target's profile for the image; empty without one."""
+    def profile_of(self, target: Target) -> Profile:
+        """Return a target's profile as its image has it; an empty one without."""
         if target.profile is None:
-            return {}
+            return Profile()
         profile = self.profiles[target.profile]
-        document = profile.document()
+        more: dict[str, Any] = {"cuda_arch": target.cuda_arch}
         if profile.choice is not None:
-            how: dict[str, Any] = {"mode": "json", "exclude_defaults": True}
-            document["choices"] = {key: one.model_dump(**how) for key, one in self.choices.items()}
+            more["choices"] = self.choices
         if profile.vocabulary is not None:
-            document["vocabulary_sha256"] = self.vocabularies[profile.vocabulary].sha256
-        if target.cuda_arch is not None:
-            document["cuda_arch"] = target.cuda_arch
-        return document
+            more["vocabulary_sha256"] = self.vocabularies[profile.vocabulary].sha256
+        return profile.model_copy(update=more)
 
 
 def _pick(table: Mapping[str, _T], name: str, kind: str) -> _T:

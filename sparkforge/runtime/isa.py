@@ -8,11 +8,22 @@ InstructionSet = Literal["amx", "avx512_bf16", "avx512", "avx2"]
 own MXFP4 experts are for amx."""
 
 INSTRUCTION_SETS: tuple[InstructionSet, ...] = get_args(InstructionSet)
-MASK = Path(__file__).parent / "isamask" / "sitecustomize.py"
+_MASK = Path(__file__).parent / "isamask"
+NO_AMX = {
+    "SPARKFORGE_CPU_ISA": "avx512_bf16",
+    "PYTHONPATH": str(_MASK),
+    "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",  # oneDNN looks at the CPU itself
+}
+"""Variables with which a process, and those it starts, see no AMX. It must not ignore PYTHONPATH
+(``python -I``)."""
+IN_IMAGE = {
+    "sparkforge_isa_mask.py": _MASK / "sitecustomize.py",
+    "sparkforge_isa_mask.pth": _MASK / "mask.pth",
+}
+"""Files that do the same in an image, by path below site-packages: its server runs with ``-I``, so
+a line in a .pth file imports the mask."""
 # the kernel's names in /proc/cpuinfo
 _FLAGS = {"amx": "amx_tile", "avx512_bf16": "avx512_bf16", "avx512": "avx512f", "avx2": "avx2"}
-# their names in oneDNN, which reads a variable of its own
-_ONEDNN = {"avx512_bf16": "AVX512_CORE_BF16", "avx512": "AVX512_CORE", "avx2": "AVX2"}
 
 
 def best(cpuinfo: str) -> InstructionSet | None:
@@ -25,17 +36,3 @@ def best(cpuinfo: str) -> InstructionSet | None:
 def here() -> InstructionSet | None:
     """Return the best set of this machine; None if vLLM does not support its CPU."""
     return best(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-
-
-def hiding(highest: InstructionSet) -> dict[str, str]:
-    """Return the variables with which a process, and those it starts, see no better set.
-
-    The process must not ignore PYTHONPATH (``python -I``). ATen and oneDNN, which look at the CPU
-    themselves, are limited by their own variables.
-    """
-    variables = {"SPARKFORGE_CPU_ISA": highest, "PYTHONPATH": str(MASK.parent)}
-    if highest != "amx":
-        variables["ONEDNN_MAX_CPU_ISA"] = _ONEDNN[highest]
-    if highest == "avx2":
-        variables["ATEN_CPU_CAPABILITY"] = "avx2"
-    return variables

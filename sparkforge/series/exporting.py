@@ -14,7 +14,6 @@ from sparkforge.pins import yamlfile
 from sparkforge.pins.pins import Pins, Provider, Recorded, Upstream
 from sparkforge.pins.types import PathRule
 from sparkforge.series import lint, series
-from sparkforge.series.patchfile import Patch
 from sparkforge.series.series import AM, Patched, Series
 from sparkforge.sources.project import Project
 from sparkforge.sources.sources import Source
@@ -202,19 +201,10 @@ def page(root: Path, pins: Pins, fresh: Mapping[str, Series]) -> dict[Path, byte
 def markdown(all_series: Sequence[Series], upstreams: Mapping[str, Upstream]) -> str:
     """Return docs/patches.md: a table for each upstream, the patches in the order of the series."""
 
-    def row(upstream: str, patch: Patch) -> tuple[str, ...]:
-        trailer = patch.trailers
-        subject = f"[{pages.escape(patch.subject)}](../patches/{upstream}/{patch.name})"
-        told = (trailer.get(key, "") for key in ("Risk", "Upstream-Status", "Drop-when"))
-        test = f"`{trailer['Test']}`" if "Test" in trailer else ""
-        return (pages.Markdown(subject), patch.why, *told, test)
-
     return pages.render(
         Path(__file__).with_name("patches.md.j2"),
         command=pages.COMMAND,
         total=sum(len(series.patches) for series in all_series),
         all_series=all_series,
         upstreams=upstreams,
-        head=("Patch", "Why", "Risk", "Upstream", "Drop when", "Test"),
-        rows=lambda series: [row(series.upstream, patch) for patch in series.patches],
     )

@@ -4,8 +4,6 @@ A patch that is not exact is refused: once it is applied, git must export its ve
 each file's blobs before and after (``--full-index``), so there is neither fuzz nor offset.
 """
 
-from __future__ import annotations
-
 import hashlib
 import tempfile
 from collections.abc import Collection, Iterator, Mapping

@@ -116,7 +116,7 @@ class Launch:
         self.key = door.key_of(given, environment) if self.has_door else ""
         self.entrance: door.Door | None = None
         self.starts: Path | None = None  # counts them, once the server is started
-        self.tried: dict[str, str | None] = {}  # what vLLM will say after the trial of kernels
+        self.tried: Mapping[str, str | None] = {}  # what vLLM will say after the trial of kernels
 
     def run(self) -> int:
         """Run the server; returns the exit code. Raises StoppedError where a signal came before."""
@@ -226,9 +226,9 @@ class Launch:
         if mode == "always" and file is not None:
             file.unlink(missing_ok=True)
         verdict = trial.run(asked, self.variables, self.signals, driver, file)
-        real += trial.words(verdict)
-        self.tried = verdict.get("expect", {})
-        self.phases.end("trial", "as before" if verdict.get("before") else "")
+        real += verdict.options()
+        self.tried = verdict.expect
+        self.phases.end("trial", "as before" if verdict.before else "")
 
     def _server(
         self, model: str, words: Sequence[str], kernels: Path | None, link: cluster.Link | None

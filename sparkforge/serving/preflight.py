@@ -1,6 +1,6 @@
 """Requests before users are served: a small model with known answers, then the warm-up.
 
-The small checkpoint and its expected answers are of ``sparkforge/checkpoints/trial.py``. The best
+The small checkpoint and its expected answers are of ``sparkforge/checkpoints/tiny.py``. The best
 known fault of gpt-oss on SM 12.1 (vllm#37030) answers every chat with status 200 and nothing else,
 first seen with parallel requests: so the real model has to do a sum.
 """

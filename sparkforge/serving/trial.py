@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field
+
 from sparkforge.serving import health, options, supervise
 from sparkforge.serving.options import StartError, say
 
@@ -22,6 +24,31 @@ MODULE, FAILED = "vllm_sparkforge", "--failed-kernels"
 NAME = "trial"  # of the file that has the last verdict
 # what decides beside options which kernels there are
 _VARIABLES = ("VLLM_SPARKFORGE", "VLLM_BATCH_INVARIANT", "VLLM_LORA_ENABLE_DUAL_STREAM")
+
+
+class Verdict(BaseModel, frozen=True):
+    """What the plugin found; the default is that of no trial."""
+
+    failed: tuple[str, ...] = ()
+    moe_backend: str | None = None
+    """CUTLASS's experts, where they are right and faster."""
+    expect: Mapping[str, str | None] = Field(default_factory=dict)
+    """What vLLM will say of it, by kind of backend; None: unknown."""
+    keep: bool = False
+    """Whether another trial would find the same: not after a lack of memory."""
+    before: bool = False  # of an earlier start
+
+    def options(self) -> list[str]:
+        """Return the server's options that follow."""
+        found = [FAILED, ",".join(self.failed)] if self.failed else []
+        return [*found, "--moe-backend", self.moe_backend] if self.moe_backend else found
+
+
+class Kept(BaseModel, frozen=True):
+    """A verdict in a file, and what it depends on."""
+
+    asked: Any
+    verdict: Verdict
 
 
 def plan(real: Sequence[str], variables: Mapping[str, str], *, choose: bool) -> dict[str, Any]:
@@ -50,48 +77,45 @@ def run(
     signals: supervise.Signals,
     driver: str,
     file: Path | None,
-) -> dict[str, Any]:
+) -> Verdict:
     """Return the plugin's verdict, from a file where the same was asked before.
 
     Raises StartError where ``--decode-kernels on`` cannot be met, StoppedError after a signal.
     """
     question = [driver, asked, [variables.get(name) for name in _VARIABLES]]
-    kept: Any = None
+    kept = None
     if file is not None and file.exists():
-        with suppress(ValueError, RecursionError):  # cut off: the disk was full
-            kept = json.loads(file.read_bytes())
-    if isinstance(kept, dict) and kept.get("asked") == question:
-        verdict = {**kept["verdict"], "before": True}
-        say(f"trial: as before; failed: {', '.join(verdict['failed']) or 'none'}")
+        with suppress(ValueError):  # cut off: the disk was full
+            kept = Kept.model_validate_json(file.read_bytes())
+    if kept is not None and kept.asked == question:
+        verdict = kept.verdict.model_copy(update={"before": True})
+        say(f"trial: as before; failed: {', '.join(verdict.failed) or 'none'}")
     else:
-        verdict = _verdict([sys.executable, "-m", f"{MODULE}.trial"], asked, variables, signals)
-        if file is not None and verdict.get("keep"):
-            file.write_text(json.dumps({"asked": question, "verdict": verdict}), encoding="utf-8")
+        program = [sys.executable, "-m", f"{MODULE}.trial", json.dumps(asked)]
+        verdict = tried(program, variables, signals)
+        if file is not None and verdict.keep:
+            file.write_text(Kept(asked=question, verdict=verdict).model_dump_json())
     # a tactic of CUTLASS is no decode kernel: another one is used
-    kinds = (one for one in verdict.get("failed", ()) if not one.startswith("CUTLASS"))
-    failed = ", ".join(kinds)
+    failed = ", ".join(one for one in verdict.failed if not one.startswith("CUTLASS"))
     if failed and asked["options"].get("decode_kernels") == "on":
         raise StartError(f"--decode-kernels on: these failed their trial: {failed}")
-    return dict(verdict)
+    return verdict
 
 
-def _verdict(
-    command: Sequence[str],
-    asked: Mapping[str, Any],
-    variables: Mapping[str, str],
-    signals: supervise.Signals,
-) -> dict[str, Any]:
+def tried(
+    command: Sequence[str], variables: Mapping[str, str], signals: supervise.Signals
+) -> Verdict:
+    """Run the plugin's trial, and show what it says; StoppedError after a signal."""
     health.tell("trial of the kernels")
-    command = [*command, json.dumps(asked)]
     say(f"trial: the kernels run in a process of their own: {shlex.join(command)}")
     child = signals.child = supervise.start(command, variables)
-    verdict: dict[str, Any] = {}
+    verdict = None
     assert child.stdout is not None
     try:
         with io.TextIOWrapper(child.stdout, "utf-8", errors="replace") as lines:
             for line in lines:
                 if line.startswith("verdict: "):
-                    verdict = json.loads(line.partition(" ")[2])
+                    verdict = Verdict.model_validate_json(line.partition(" ")[2])
                     break  # a process that the driver holds may keep the pipe open
                 if line.startswith("trial: "):
                     say(options.shown(line))
@@ -103,13 +127,6 @@ def _verdict(
         signals.child = None
     if signals.came:
         raise supervise.StoppedError
-    if not verdict:
+    if verdict is None:
         say(f"warning: trial: no verdict (exit code {child.returncode}); going on without")
-    return verdict
-
-
-def words(verdict: Mapping[str, Any]) -> list[str]:
-    """Return the server's options that follow."""
-    failed, backend = verdict.get("failed"), verdict.get("moe_backend")
-    found = [FAILED, ",".join(failed)] if failed else []
-    return [*found, "--moe-backend", backend] if backend else found
+    return verdict or Verdict()

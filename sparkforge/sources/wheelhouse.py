@@ -4,8 +4,6 @@ Environment and image install from this folder alone, so they need no network an
 settings. ``pip download`` cannot choose among the files of a lock for another platform.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Mapping

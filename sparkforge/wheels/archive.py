@@ -5,8 +5,6 @@ wheel of 300 MB, and gives other bytes with another zlib. Dates, modes and order
 inputs give equal archives.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import stat

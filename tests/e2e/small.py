@@ -56,10 +56,11 @@ def cli():
     if "--attention-backend" in sys.argv:
         name = sys.argv[sys.argv.index("--attention-backend") + 1]
         print(f"INFO 11-21 07:21:00 [cuda.py:8] Using AttentionBackendEnum.{name} backend.")
-    if "--additional-config" in sys.argv:  # what our plugin says; here no kernel runs
-        given = json.loads(sys.argv[sys.argv.index("--additional-config") + 1])["sparkforge"]
-        if names := given.get("failed"):
-            print(f"WARNING 11-21 07:21:00 [model.py:9] Kernels that failed their trial: {names}.")
+    for word in sys.argv:  # what our plugin says of its own options; here no kernel runs
+        name, _, given = word.partition("=")
+        failed = name == "--additional-config" and json.loads(given)["sparkforge"].get("failed")
+        if failed:
+            print(f"WARNING 11-21 07:21:00 [model.py:9] Kernels that failed their trial: {failed}.")
     sys.argv = ["vllm", sys.argv[sys.argv.index("--uds") + 1]]
     main()
 """

@@ -14,9 +14,9 @@ import pytest
 import requests
 
 from sparkforge.build import composing
-from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.runtime.servers import free_port
 from tests.hub import Hub
+from tests.reference import make_tiny
 from tests.support import ROOT, wait_for
 
 from . import driver
@@ -124,7 +124,7 @@ def spark(small_spark: Small, tmp_path_factory: pytest.TempPathFactory) -> Itera
     machine = os.environ.get("SPARKFORGE_TEST_DRIVER")
     if machine is None:
         pytest.skip("no made-up driver: scripts/test.py --with-engine (root, amd64)")
-    folder = make_tiny_gpt_oss(tmp_path_factory.mktemp("hub") / "model").path
+    folder = make_tiny(tmp_path_factory.mktemp("hub") / "model").path
     files = {one.name: one.read_bytes() for one in folder.iterdir()}
     files |= {
         f"{one}/{name}": data for one in ("original", "metal") for name, data in files.items()

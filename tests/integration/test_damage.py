@@ -12,8 +12,6 @@ import pytest
 from sparkforge.build import cached
 from sparkforge.build.cached import undamaged
 from sparkforge.build.image import trial_item
-from sparkforge.checkpoints import trial
-from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core.errors import StoreError
 from sparkforge.store.store import Store
 from tests.project import PATCHED, Project
@@ -58,10 +56,7 @@ def test_damaged_wheel_is_rebuilt(project: Project, damage: Callable[[Path], Non
     assert stored(project, "wheels", "*.whl").read_bytes() == before
 
 
-def test_damaged_preflight_checkpoint_is_rebuilt(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trial, "make", make_tiny_gpt_oss)  # without the reference: 7 s of CPU
+def test_damaged_preflight_checkpoint_is_rebuilt(store: Store) -> None:
     item, context = trial_item(), context_of("spark", store=store)
     cached.run(context, [item])
     name = "preflight/model.safetensors"

@@ -14,14 +14,14 @@ import pytest
 from sparkforge.build import cached, image
 from sparkforge.build.context import UNPATCHED, Context
 from sparkforge.build.graph import Build
-from sparkforge.checkpoints import gptoss as reference
-from sparkforge.checkpoints.tiny import TinyCheckpoint, make_tiny_gpt_oss
 from sparkforge.core.run import call
 from sparkforge.runtime.environment import python_path
+from tests import reference
 from tests.patches import dequant_probe, probing, scripting, stock
 from tests.patches.checkout import CHECKOUT, ROOT, context
 from tests.patches.probing import PROMPT
 from tests.patches.trees import tree
+from tests.reference import TinyCheckpoint, make_tiny
 from tests.support import ONE_THREAD
 
 # the probes import thousands of modules of vLLM and torch: the byte code that the first one
@@ -180,7 +180,7 @@ def flashinfer_answers(stock_python: Path, trees: dict[str, Path]) -> dict[str, 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
     """The tiny gpt-oss checkpoint."""
-    return make_tiny_gpt_oss(tmp_path_factory.mktemp("checkpoints") / "tiny")
+    return make_tiny(tmp_path_factory.mktemp("checkpoints") / "tiny")
 
 
 @pytest.fixture(scope="session")

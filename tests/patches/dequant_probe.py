@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sparkforge.checkpoints.tiny import TinyCheckpoint
 from tests.patches.probing import PROMPT, runner
+from tests.reference import TinyCheckpoint
 
 STEPS = "isa,tiles_denied,by_name,auto,starved,damaged,every_value,amx,shapes,memory,policies"
 TIMEOUT_S = 1200

@@ -106,10 +106,9 @@ def of(python: Path) -> Forks:
     With AMX vLLM keeps a packed copy of each small layer that is not quantised, as a tensor that
     the test of stray copies could not tell from one of ours.
     """
-    hidden = isa.hiding("avx512_bf16")
-    paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{hidden['PYTHONPATH']}"}
+    paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{isa.NO_AMX['PYTHONPATH']}"}
     fixed = {"TORCH_COMPILE_DISABLE": "1", "HF_HUB_OFFLINE": "1", **known(python)}
-    env = {**os.environ, **fixed, **hidden, **paths}
+    env = {**os.environ, **fixed, **isa.NO_AMX, **paths}
     env.pop("PYTEST_CURRENT_TEST", None)  # another one for each test
     return _of(python, tuple(sorted(env.items())))
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkforge.checkpoints import gptoss
-from sparkforge.checkpoints.formats import to_bf16
+from sparkforge.checkpoints.tiny import to_bf16
+from tests import reference as gptoss
 
 BLOCK = 32
 

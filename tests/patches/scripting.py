@@ -35,7 +35,7 @@ class Scripts:
 @contextmanager
 def served(python: Path, folder: Path) -> Iterator[Scripts]:
     """Start the entrypoint with its front door, and wait until it is ready."""
-    spark = PINS.profile_of(PINS.target("spark"))
+    spark = PINS.profile_of(PINS.target("spark")).document()
     changes = {name: spark[name] for name in _TAKEN.split()}
     scripts = folder / "scripts"
     scripts.mkdir()

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import requests
 
-from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.runtime.environment import server_env
 from sparkforge.runtime.servers import free_port
 from sparkforge.serving import devices
 from tests.haproxy import needs_haproxy
 from tests.patches.checkout import PINS
+from tests.reference import make_tiny
 from tests.support import ROOT
 
 READY_S = 900  # some 40 on a quiet machine
@@ -55,7 +55,7 @@ class Served:
         (folder / "profile.json").write_text(json.dumps(profile))
         (folder / "key").write_text("the-key\n")  # for clients
         if model is None:
-            model = make_tiny_gpt_oss(folder / "model").path
+            model = make_tiny(folder / "model").path
         self.env = {
             **os.environ,
             **server_env(folder / "cache"),
@@ -146,7 +146,7 @@ def serving(
     """Run the entrypoint with the cpu target's profile, changed, and a checkpoint; the tiny one."""
     if needs_haproxy.args[0]:
         pytest.skip(needs_haproxy.kwargs["reason"])
-    profile = {**PINS.profile_of(PINS.target("cpu")), "warm_up": "off", **changes}
+    profile = {**PINS.profile_of(PINS.target("cpu")).document(), "warm_up": "off", **changes}
     # sockets have short paths only, shorter than a test's folder may be
     with tempfile.TemporaryDirectory(prefix="vllm-") as name:
         sockets = Path(name)

@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparkforge.checkpoints import gptoss as reference
-from sparkforge.checkpoints.tiny import TinyCheckpoint
 from sparkforge.serving.profile import Watch
+from tests import reference
 from tests.patches import dequant_probe
 from tests.patches.dequant_probe import (
     GREEDY_COUNT,
@@ -32,6 +31,7 @@ from tests.patches.probing import (
     relative_distance,
     result_of,
 )
+from tests.reference import TinyCheckpoint
 
 METHOD = "Bf16ExpertsMethod"
 

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import requests
 
-from sparkforge.build.context import profile_of
 from sparkforge.build.serve import chat_model, in_environment
 from sparkforge.check import accept, subject
 from sparkforge.checkpoints.chat import ANSWER, ARGUMENTS, JSON_ANSWER, REASONING, TOOL, TOOL_ANSWER
@@ -66,7 +65,7 @@ def model(patched_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def server(
     patched_python: Path, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    spark = PINS.profile_of(PINS.target("spark"))
+    spark = PINS.profile_of(PINS.target("spark")).document()
     changes = {name: spark[name] for name in TAKEN.split()}
     # vLLM's CPU sampler is compiled by torch, also where the model is not
     variables = {
@@ -305,7 +304,7 @@ def test_accept_finds_every_promise_kept(
     assert unchecked == {"decode kernels"}  # a GPU's
     # the words are canned: judged as a real model's, they are wrong
     loaded = pins.load(pins_path)
-    profile = profile_of(loaded, "cpu")
+    profile = loaded.profile_of(loaded.target("cpu"))
     place = client.Place(f"{url}/v1", "the-key")
     answering = profile.model_copy(update={"answers": True})
     real = subject.Subject(place, client.served_model(place), answering)

@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparkforge.checkpoints import gptoss as reference
-from sparkforge.checkpoints.tiny import TinyCheckpoint
 from sparkforge.runtime import isa
+from tests import reference
+from tests.instruction_sets import hiding
 from tests.patches.checkout import ROOT
 from tests.patches.dequant_probe import TIMEOUT_S
 from tests.patches.probing import PROMPT, assert_close, result_of, runner
+from tests.reference import TinyCheckpoint
 from tests.results import context_of, older_natives
 
 # The engine may be shown more than the CPU has only where nothing runs; so these are real ones.
@@ -44,7 +45,7 @@ def runs(
             return found
         asked = {"checkpoint": str(tiny.path), "prompt": list(PROMPT), "experts": experts}
         folder = tmp_path_factory.mktemp(shown)
-        hidden = isa.hiding(shown)
+        hidden = hiding(shown)
         hidden["PYTHONPATH"] += f"{os.pathsep}{ROOT}"
         return runner("probe_logits", asked, folder, TIMEOUT_S, hidden)(patched_python, "isa")
 

@@ -8,12 +8,12 @@ among the hashes of the spark target's lock, is put on the path.
 import re
 from pathlib import Path
 
-from sparkforge.checkpoints.tiny import TinyCheckpoint
 from sparkforge.pins import pins
 from sparkforge.sources import sources
 from tests.patches.checkout import ACCESS, CHECKOUT, store
 from tests.patches.probing import TIMEOUT_S, result_of, runner
 from tests.patches.trees import unpack
+from tests.reference import TinyCheckpoint
 
 WHEEL = pins.ReleaseFile(
     project="fastsafetensors",

@@ -13,12 +13,9 @@ ERRORS = {
     "BF16": 0,
     "Q8_0": 0.0056,
     "INT8": 0.0060,
-    "INT8, E8M0 a 32": 0.0080,
     "MXFP8": 0.0266,
     "INT6": 0.0221,
     "NVFP4": 0.095,
-    "FP4, E4M3 a 16": 0.095,
-    "FP4, E4M3 a 16, searched": 0.086,
     "MXFP4": 0.1115,
 }
 
@@ -38,19 +35,11 @@ def test_zeros_stay_and_the_weight_s_size_does_not_matter(seen: Any) -> None:
         assert found["zeros"], name
         assert found["lone"] < 0.15, name
         normal, small, large = found["errors"]
-        assert large == pytest.approx(normal, rel=0.02) or "8_0" in name or "FP16" in name, name
-        if "8_0" in name or "FP16" in name:  # FP16 has no such scale
+        assert large == pytest.approx(normal, rel=0.02) or name == "Q8_0", name
+        if name == "Q8_0":  # FP16 has no such scale
             assert small > 0.9, name
         else:
             assert small == pytest.approx(normal, rel=0.02), name
-
-
-def test_formats_have_no_more_values_than_bits(seen: Any) -> None:
-    counted = [one for one in seen["formats"].values() if "values" in one]
-    assert len(counted) == 8
-    for found in counted:
-        assert found["values"] in (2 ** found["elem_bits"], 2 ** found["elem_bits"] - 1)
-        assert found["elem_bits"] < found["bits"] <= found["elem_bits"] + 0.52
 
 
 def test_every_pattern_survives_12_bits(seen: Any) -> None:

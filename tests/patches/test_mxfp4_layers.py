@@ -1,7 +1,7 @@
 """Dense layers in few bits (vllm_sparkforge.mx), tried in the interpreter they are for.
 
 The engine never runs in the test process; `probes/probe_mxfp4_layers.py` runs in the baked
-interpreters. Its results are compared with `sparkforge/checkpoints/gptoss.py`,
+interpreters. Its results are compared with `tests/reference.py`,
 whose weights are quantised by `mx_reference.py`: neither shares anything with the engine.
 """
 
@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparkforge.checkpoints import gptoss as reference
-from sparkforge.checkpoints.formats import to_bf16
-from sparkforge.checkpoints.tiny import VOCAB_SIZE, TinyCheckpoint
+from sparkforge.checkpoints.tiny import VOCAB_SIZE, to_bf16
 from sparkforge.serving.options import for_plugin
 from sparkforge.serving.profile import Watch
+from tests import reference
 from tests.patches import mx_reference as mx
 from tests.patches.dequant_probe import read_raw, write_raw
 from tests.patches.probing import (
@@ -29,6 +28,7 @@ from tests.patches.probing import (
     result_of,
     runner,
 )
+from tests.reference import TinyCheckpoint
 
 # What is asked of the engine, and the formats that the reference gets for it.
 ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {

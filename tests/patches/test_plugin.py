@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkforge.checkpoints.tiny import TinyCheckpoint
 from tests.patches.checkout import ROOT
 from tests.patches.forks import known
 from tests.patches.probing import TIMEOUT_S, result_of, runner
+from tests.reference import TinyCheckpoint
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

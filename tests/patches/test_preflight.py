@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.checkpoints import trial
+from sparkforge.checkpoints.tiny import make_trial
 from sparkforge.serving import preflight
 from sparkforge.serving.options import EX_CONFIG
 from tests.patches.forks import known
@@ -18,7 +18,7 @@ from tests.patches.served import READY_S, serving
 @pytest.mark.parametrize("right", [True, False], ids=["right", "wrong"])
 def test_the_preflight_with_vllm(patched_python: Path, tmp_path: Path, right: bool) -> None:
     folder = tmp_path / preflight.NAME  # the entrypoint's share is tmp_path
-    trial.make(folder)
+    make_trial(folder)
     if not right:  # half a nat is what the mildest of the wrong models is away
         reference = json.loads((folder / preflight.REFERENCE).read_text())
         for answer in reference["answers"]:

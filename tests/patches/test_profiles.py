@@ -20,7 +20,9 @@ from tests.patches.probing import ask
 from tests.support import ROOT
 
 DOCUMENTS = {
-    target.profile: PINS.profile_of(target) for target in PINS.targets.values() if target.profile
+    target.profile: PINS.profile_of(target).document()
+    for target in PINS.targets.values()
+    if target.profile
 }
 NAMES = list(DOCUMENTS)
 CHOSEN = [(name, choice) for name, document in DOCUMENTS.items() for choice in document["choices"]]

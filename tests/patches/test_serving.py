@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import requests
 
-from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core.run import group_alive
 from sparkforge.serving.options import EX_CONFIG, EX_TEMPFAIL
 from tests.hub import COMMIT, Hub
 from tests.patches.forks import known
 from tests.patches.served import HANG_S, READY_S, serving
+from tests.reference import make_tiny
 from tests.support import PATIENCE_S, wait_for
 
 UNHEALTHY_S = 600  # the image's interval, time-out and retries give 45 on a quiet machine
@@ -79,7 +79,7 @@ def test_a_frozen_engine_turns_unhealthy_and_is_ended(patched_python: Path, tmp_
 def test_vllm_asks_the_hub_nothing_and_ends_with_its_engine(
     patched_python: Path, tmp_path: Path
 ) -> None:
-    model = make_tiny_gpt_oss(tmp_path / "model").path
+    model = make_tiny(tmp_path / "model").path
     hub = Hub({path.name: path.read_bytes() for path in model.iterdir()}).start()
     from_hub = {
         "SPARKFORGE_MODEL": f"{hub.model}@{COMMIT}",

@@ -16,13 +16,13 @@ import pytest
 
 from sparkforge.build import smoke
 from sparkforge.build.smoke import from_environment
-from sparkforge.checkpoints import gptoss as reference
-from sparkforge.checkpoints.tiny import TinyCheckpoint
 from sparkforge.runtime import servers
 from sparkforge.runtime.client import COMPLETIONS, Place, post
+from tests import reference
 from tests.patches import mx_reference as mx
 from tests.patches import stock
 from tests.patches.probing import PROMPT
+from tests.reference import TinyCheckpoint
 
 pytestmark = pytest.mark.skipif(
     stock.VARIABLE not in os.environ, reason=f"{stock.VARIABLE} names no environments"

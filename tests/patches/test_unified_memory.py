@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from sparkforge.build.context import profile_of
 from sparkforge.serving import memory
 from sparkforge.serving.memory import Reading
 from sparkforge.serving.profile import MemoryPlan
@@ -58,7 +57,7 @@ CASES = [
 
 
 def _plan() -> MemoryPlan:
-    plan = profile_of(PINS, "spark").memory
+    plan = PINS.profile_of(PINS.target("spark")).memory
     assert plan is not None
     return plan
 

@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "core": set(),
     "store": {"core"},
     "pins": {"core", "serving"},  # a profile is read by both
-    "checkpoints": {"serving"},  # trial.py writes what serving/preflight.py reads
+    "checkpoints": {"serving"},  # tiny.py writes what serving/preflight.py reads
     "runtime": {"core", "store"},
     "sources": _BASE,
     "series": {*_BASE, "sources"},

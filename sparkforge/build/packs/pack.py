@@ -1,29 +1,24 @@
-"""`build.py packs`: FlashInfer's modules → objects in the store → a wheel of libraries."""
+"""FlashInfer's modules → objects in the store → a wheel of libraries."""
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from threading import Event
 
-from sparkforge.build import cached, publish
 from sparkforge.build.cached import Cached
 from sparkforge.build.context import WHEELS, Context, width
-from sparkforge.build.options import OutputOptions, command_options, platform_of
 from sparkforge.build.packs import recipe
-from sparkforge.build.packs.modules import LOCK, UPSTREAM, Module, pinned
+from sparkforge.build.packs.modules import LOCK, UPSTREAM, Module
 from sparkforge.build.packs.recipe import Described, Host, Unit
 from sparkforge.build.results import FilesResult, PackResult, all_intact
 from sparkforge.build.stages.thirdparty import compiler, fill, to_fetch, version
-from sparkforge.build.stages.wheels import Tree, holds_wheel, tree_of
+from sparkforge.build.stages.wheels import Tree, holds_wheel
 from sparkforge.core import git
-from sparkforge.core.disk import disk_errors, key_of, sha256_file
+from sparkforge.core.disk import key_of, sha256_file
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import in_parallel
-from sparkforge.sources.project import Project, ProjectOptions
 from sparkforge.store.store import Store
 from sparkforge.wheels import archive
 
@@ -171,31 +166,3 @@ def packs_item(
         valid=holds_wheel,
         fetches=lambda: to_fetch(context, compiler(lock)),
     )
-
-
-@command_options
-class Options:
-    """Options of ``packs``."""
-
-    target: str
-    """target to compile for: spark or rtx"""
-    project: ProjectOptions = ProjectOptions()
-    output: OutputOptions = OutputOptions()
-
-
-def run(options: Options) -> int:
-    """Compile the modules of a target's pack, and link the wheel into dist/."""
-    project = Project.open(options.project)
-    context = Context.of(project, options.target, platform_of(project.pins.target(options.target)))
-    item = packs_item(context, tree_of(context, UPSTREAM), pinned(context.pack or ("default",)))
-    recipe.host(context.platform)  # before anything is fetched
-    cached.run(context, cached.ordered([item]))
-    wheel = context.dist / "packs" / item.result.file
-    with disk_errors(wheel.parent):
-        shutil.rmtree(wheel.parent, ignore_errors=True)
-        wheel.parent.mkdir(parents=True)
-        publish.link(item.path / wheel.name, wheel)
-    path = str(wheel.relative_to(project.root))
-    log.info(path)
-    log.document({**asdict(item.result), "file": path})
-    return 0

@@ -1,22 +1,13 @@
 """Compiled wheels: an overlay, with the native files that the series changes compiled."""
 
-from __future__ import annotations
-
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkforge.build.cached import Cached, undamaged
 from sparkforge.build.context import WHEELS, Context, Tools, width
-from sparkforge.build.results import (
-    CompiledWheelResult,
-    FilesResult,
-    WheelResult,
-    all_intact,
-)
+from sparkforge.build.results import CompiledWheelResult, FilesResult, WheelResult, all_intact
 from sparkforge.build.stages.thirdparty import wheelhouse_item
 from sparkforge.build.stages.wheels import (
     Tree,
@@ -30,28 +21,22 @@ from sparkforge.build.stages.wheels import (
     series_of,
     to_fetch,
 )
-from sparkforge.core import git
+from sparkforge.core import git, pages
 from sparkforge.core.disk import code_digest, sha256_file
 from sparkforge.core.errors import BuildError, CommandError, FetchError, MachineError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.pins.pins import Upstream
 from sparkforge.pins.types import Native, PathRule, rule_of
-from sparkforge.runtime.engine import build_image
+from sparkforge.runtime.engine import BaseImage, build_image
 from sparkforge.series.series import Series
 from sparkforge.sources.download import Fetches
-
-if TYPE_CHECKING:
-    from sparkforge.runtime.engine import BaseImage
-    from sparkforge.wheels.overlay import Layer, Overlaid, Request
+from sparkforge.wheels import archive, overlay
+from sparkforge.wheels.overlay import Layer, Overlaid, Request
 
 _Trees = Mapping[str, Tree]
 _Fetched = dict[str, Cached[FilesResult]]
 ARCHIVE = "source.tar"
-_BUILD = "/build"  # in the container; the same on every machine: it stays in compiled files
-_PYTHON = "/opt/sparkforge/venv/bin/python"
-# Without these, nvcc puts temporary names and random symbols into its objects (measured)
-_NVCC_FLAGS = "-objtemp --frandom-seed=1"
 # CMake and ninja are locked wheels. patch: vLLM's CMake patches one header of torch with it.
 # libnuma-dev: its CPU kernels
 _PACKAGES = ("ccache", "g++", "gcc", "git", "libc6-dev", "libnuma-dev", "patch")
@@ -96,39 +81,12 @@ def script(
     ``arch``: TORCH_CUDA_ARCH_LIST; None: no GPU. ``redirects``: variables that point at sources
     which CMake would fetch, with the folder below ``externals``.
     """
-    variables = {
-        "SOURCE_DATE_EPOCH": str(epoch),
-        **dict.fromkeys(("HOME", "TMPDIR"), f"{_BUILD}/tmp"),
-        "LC_ALL": "C.UTF-8",
-        "TZ": "UTC",
-        "PYTHONHASHSEED": "0",
-        **upstream.compile.variables,
-        "CCACHE_DIR": f"{_BUILD}/ccache",
-        "CCACHE_COMPILERCHECK": "content",
-        "CCACHE_MAXSIZE": "20G",
-        **{name: f"{_BUILD}/externals/{path}" for name, path in redirects.items()},
-    }
-    if arch is not None:
-        variables |= {"TORCH_CUDA_ARCH_LIST": arch, "NVCC_APPEND_FLAGS": _NVCC_FLAGS}
-    lines = ["set -eux", "umask 022"]
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
-    for device in dict.fromkeys(native.device for native in natives):
-        folder = f"{_BUILD}/cmake/{device}"
-        targets = [native.target for native in natives if native.device == device]
-        words = [
-            *("cmake", "-S", f"{_BUILD}/tree", "-B", folder, "-G", "Ninja"),
-            *("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"),
-            *(word.replace("{device}", device) for word in upstream.compile.configure),
-            f"-DVLLM_PYTHON_EXECUTABLE={_PYTHON}",
-            f"-DFETCHCONTENT_BASE_DIR={_BUILD}/cmake/fetched",
-        ]
-        if device == "cuda":
-            words += ["-DCMAKE_CUDA_COMPILER=/usr/local/cuda/bin/nvcc", "-DNVCC_THREADS=1"]
-            words.append("-DCMAKE_CUDA_COMPILER_LAUNCHER=ccache")
-        lines += [shlex.join(words), f"cmake --build {folder} --target {shlex.join(targets)}"]
-        install = f"cmake --install {folder} --strip --prefix {_BUILD}/out --component"
-        lines += [f"{install} {target}" for target in targets]
-    return "\n".join([*lines, ""])
+    devices: dict[str, list[str]] = {}
+    for native in natives:
+        devices.setdefault(native.device, []).append(native.target)
+    what = {"compile": upstream.compile, "devices": devices, "redirects": redirects}
+    template = Path(__file__).with_name("compile.sh.j2")
+    return pages.render(template, **what, arch=arch, epoch=epoch)
 
 
 def external_item(context: Context, upstream: str, external: str) -> Cached[FilesResult]:
@@ -304,9 +262,9 @@ def _fill(context: Context, name: str, trees: _Trees, fetched: _Fetched, folder:
             git.unpack(patched.source.repo, where, [], folder / "externals" / layer)
     for key, item in fetched.items():
         out = folder / "externals" / key
-        archive = undamaged(item.path / ARCHIVE, item.result.files[ARCHIVE])
+        packed = undamaged(item.path / ARCHIVE, item.result.files[ARCHIVE])
         out.mkdir(parents=True)
-        call("tar", "-x", "--no-same-owner", "--file", archive, "--directory", out)
+        call("tar", "-x", "--no-same-owner", "--file", packed, "--directory", out)
 
 
 def overlaid(
@@ -316,8 +274,6 @@ def overlaid(
 
     ``compiled``: native files by their path in the wheel. Their sources are in no wheel.
     """
-    from sparkforge.wheels import archive, overlay
-
     placed = []
     for layer in layers:  # what no rule of pins.yaml places are sources of native files
         unplaced = (path for path in layer.patched.touched if rule_of(layer.paths, path) is None)

@@ -18,7 +18,6 @@ from typing import Any, Literal, TypeVar
 from xml.etree import ElementTree as ET
 
 from sparkforge.build import composing, receipt
-from sparkforge.build.context import profile_of
 from sparkforge.core.run import Glimpse, glimpse
 from sparkforge.pins.pins import ModelPin, Pins, Target
 from sparkforge.pins.types import MACHINES
@@ -64,7 +63,7 @@ def want_of(pins: Pins, name: str) -> Want:
     """Return what a target wants; UsageError if there is no such target."""
     target = pins.target(name)
     model = pins.models[target.model] if target.model else None
-    return Want(name, target, profile_of(pins, name), model)
+    return Want(name, target, pins.profile_of(target), model)
 
 
 class Machine:

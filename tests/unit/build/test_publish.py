@@ -48,7 +48,7 @@ def test_a_checkpoint_is_made_again_where_it_is_gone_or_its_code_differs(
     assert remade()
     code.change("check/bench/benchy.py")
     assert not remade()
-    code.change("checkpoints/formats.py")
+    code.change("checkpoints/tiny.py")
     assert remade()
     shutil.rmtree(weights.parent)
     assert remade()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from sparkforge.build.context import profile_of
 from sparkforge.check import accept
 from sparkforge.check.accept import CHECKS, judge
 from sparkforge.check.subject import Container, Subject, container_of
@@ -20,7 +19,8 @@ from sparkforge.serving.profile import Profile
 from tests.openai_server import KEY, MAX_LEN, Fake, serving
 from tests.support import ROOT, linked_checkout
 
-SPARK = profile_of(pins.load(ROOT / "pins.yaml"), "spark")
+PINS = pins.load(ROOT / "pins.yaml")
+SPARK = PINS.profile_of(PINS.target("spark"))
 CHOSE = """\
 (EngineCore_DP0 pid=9999999) INFO 11-21 [mxfp4.py:8] Using 'MARLIN' Mxfp4 MoE backend.
 (EngineCore_DP0 pid=9999999) INFO 11-21 [cuda.py:8] Using AttentionBackendEnum.FLASHINFER backend.

@@ -87,9 +87,12 @@ def test_answers_that_end_early_are_named(
 
 def test_release_gets_the_same_options_but_ours() -> None:
     words = ["--moe-backend", "marlin", "--mxfp4-layers=qkv,o", "--max-num-seqs", "8"]
-    assert of_release(words) == ["--moe-backend", "marlin", "--max-num-seqs", "8"]
+    assert of_release(words) == ["--max-num-seqs", "8", "--moe-backend=marlin"]
     words = ["--moe-backend=bf16_dequant", "--enforce-eager", "--decode_kernels", "on"]
     assert of_release(words) == ["--enforce-eager"]
+    words = ["--mxfp4-layers", "o", "--additional-config", '{"another": 1}']
+    assert of_release(words) == ['--additional-config={"another": 1}']
+    assert of_release(["--additional-config", "{"]) == ["--additional-config={"]
 
 
 def test_sides_of_a_build_differ_in_the_patches_options(

@@ -55,8 +55,9 @@ def test_a_workflow_runs_our_commands_alone(path: Path) -> None:
         assert "uses" not in step  # no action has to be trusted
         assert "${{" not in step["run"]  # what people type reaches a shell in variables
         subprocess.run(["bash", "-n"], input=step["run"], text=True, check=True)
-        if "write" in job["permissions"].values():
-            assert "build.py" not in step["run"], "a job that may write runs nothing of us"
+        if "write" in job["permissions"].values() and "build.py" in step["run"]:
+            assert [words[:2] for words in commands(step["run"])] == [["watch", "--propose"]]
+            assert "refs/heads/main" in job["if"], "a job that may write runs main's code alone"
         for words in commands(step["run"]):
             _, options = main.parsed(words)
             assert getattr(options, "target", None) in (None, *known)

@@ -310,7 +310,7 @@ def test_every_profile_of_a_gpu_has_a_graph_for_each_small_batch() -> None:
 
 def test_a_profile_is_handed_on_with_what_it_says_and_its_vocabularys_hash(tmp_path: Path) -> None:
     loaded = pins.load(write(tmp_path, GOOD))
-    assert loaded.profile_of(loaded.target("here")) == {
+    assert loaded.profile_of(loaded.target("here")).document() == {
         "model": "tiny",
         "vocabulary": "words",
         "vocabulary_sha256": HASH,
@@ -323,7 +323,7 @@ def test_a_profile_is_handed_on_with_what_it_says_and_its_vocabularys_hash(tmp_p
         "memory": {"keep_free_gib": 2, "most_percent": 80, "least_gib": 3},
     }
     bare = pins.load(write(tmp_path, changed("    profile: full\n", "")))
-    assert bare.profile_of(bare.target("here")) == {}
+    assert bare.profile_of(bare.target("here")).document() == {}
 
 
 # -- NVIDIA's rules: which devices load machine code and compile PTX ---------------------------

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.serving import (
     checkpoint,
     devices,
@@ -29,6 +28,7 @@ from sparkforge.serving.options import (
     StartError,
 )
 from sparkforge.serving.settings import Variables
+from tests.reference import make_tiny
 
 Patch = pytest.MonkeyPatch
 
@@ -311,7 +311,7 @@ def test_damaged_weights_fail_before_the_start(
     keep: float,
     fragment: str,
 ) -> None:
-    model = make_tiny_gpt_oss(tmp_path / "model").path
+    model = make_tiny(tmp_path / "model").path
     checkpoint.check(model)
     weights = model / "model.safetensors"
     os.truncate(weights, int(weights.stat().st_size * keep))

@@ -9,7 +9,7 @@ from sparkforge.pins import pins
 from sparkforge.serving import memory
 from sparkforge.serving.memory import GIB, Guard, Reading
 from sparkforge.serving.options import StartError
-from sparkforge.serving.profile import MemoryPlan, Profile
+from sparkforge.serving.profile import MemoryPlan
 from tests.support import ROOT
 
 SPARK_GIB = 119.7  # MemTotal of a Spark as its owners report it
@@ -59,7 +59,7 @@ CASES: list[tuple[float, int | None, str]] = [
 
 def spark_plan() -> MemoryPlan:
     loaded = pins.load(ROOT / "pins.yaml")
-    plan = Profile.model_validate(loaded.profile_of(loaded.target("spark"))).memory
+    plan = loaded.profile_of(loaded.target("spark")).memory
     assert plan is not None
     return plan
 

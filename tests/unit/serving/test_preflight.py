@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparkforge.checkpoints import gptoss, trial
+from sparkforge.checkpoints.tiny import make_trial
 from sparkforge.serving import preflight
 from sparkforge.serving.options import StartError
+from tests import reference as gptoss
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -20,13 +21,16 @@ Tensors = dict[str, npt.NDArray[Any]]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("preflight") / "checkpoint"
-    trial.make(made)
+    make_trial(made)
     return made
 
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> gptoss.Model:
-    return trial.load(folder)
+    """The checkpoint, for computing in float64."""
+    found = gptoss.load(folder)
+    floats = {name: one for name, one in found.tensors.items() if one.dtype == np.float32}
+    return found.replaced(tensors={name: one.astype(np.float64) for name, one in floats.items()})
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +70,36 @@ def distances(model: gptoss.Model, reference: Any) -> list[float]:
         assert problem == ""
         found += one
     return found
+
+
+LENGTHS = (2, 17, 48, 100)  # of prompts: within and beyond a window and YaRN's original context
+DECODED = 4  # tokens after each prompt: steps of one row, for which there are other kernels
+DIGITS = 4
+
+
+def test_the_answers_are_those_of_the_definition(model: gptoss.Model, reference: Any) -> None:
+    """Else write this one, as JSON and a new line, to sparkforge/checkpoints/trial.json.
+
+    ``prompt``: the natural log-probability of each token but the first, after those before it;
+    ``next``: of the likeliest tokens that follow, each with its lead over the second likeliest.
+    """
+    random = np.random.RandomState(4)  # the legacy generator's stream is frozen
+    answers = []
+    for length in LENGTHS:
+        tokens = [int(token) for token in random.randint(32, 127, size=length)]
+        following, leads = gptoss.greedy(model, tokens, DECODED)
+        text = [*tokens, *following]
+        logits = gptoss.logits(model, text)
+        rows = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+        found = [round(float(rows[i, token]), DIGITS) for i, token in enumerate(text[1:])]
+        after = zip(following, found[length - 1 :], leads, strict=True)
+        expected = [
+            {"token": token, "logprob": logprob, "lead": round(lead, DIGITS)}
+            for token, logprob, lead in after
+        ]
+        answers.append({"tokens": tokens, "prompt": found[: length - 1], "next": expected})
+    digest = hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()
+    assert reference == {"schema": 1, "answers": answers, "sha256": digest}
 
 
 def test_it_is_the_same_everywhere_and_small(folder: Path) -> None:

@@ -35,7 +35,7 @@ def test_options_of_a_full_profile() -> None:
 
 def test_the_image_reads_every_profile_that_a_build_writes(tmp_path: Path) -> None:
     loaded = pins.load(ROOT / "pins.yaml")
-    documents = [loaded.profile_of(target) for target in loaded.targets.values()]
+    documents = [loaded.profile_of(target).document() for target in loaded.targets.values()]
     assert len([document for document in documents if document]) > 2
     for document in documents:
         (tmp_path / "profile.json").write_text(json.dumps(document))

@@ -277,7 +277,7 @@ def test_a_process_that_cannot_be_killed_is_no_obstacle() -> None:
     script = "import subprocess; subprocess.Popen(['sleep', '60']); print('verdict: {}')"
     signals: Any = Signals()
     began = time.monotonic()
-    assert trial._verdict([sys.executable, "-c", script], {}, os.environ, signals) == {}
+    assert trial.tried([sys.executable, "-c", script], os.environ, signals) == trial.Verdict()
     assert time.monotonic() - began < 50
 
 

@@ -1,7 +1,6 @@
 """A reference of gpt-oss in numpy, written from the definitions of its parts.
 
-It shares nothing with any serving engine, and computes in the precision of its tensors. MXFP4 is
-OCP Microscaling: E2M1 elements, one E8M0 scale for 32 of them.
+It shares nothing with any serving engine, and computes in the precision of its tensors.
 """
 
 from __future__ import annotations
@@ -16,10 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.floating[Any]]
+from sparkforge.checkpoints.tiny import Floats, Shape, dequantize, make_tiny_gpt_oss, read_tensors
 
-# E2M1: sign, two bits of exponent with a bias of one, one bit of mantissa.
-_E2M1 = np.array([sign * x for sign in (1, -1) for x in (0, 0.5, 1, 1.5, 2, 3, 4, 6)], np.float32)
 _SWIGLU_ALPHA = 1.702  # of an expert's activation; the limit is in the configuration
 
 
@@ -40,30 +37,27 @@ class Model:
 
 def load(folder: Path) -> Model:
     """Read the checkpoint in `folder`, whose tensors are BF16 or U8; OSError: a file is missing."""
-    config = json.loads((folder / "config.json").read_bytes())
-    raw = (folder / "model.safetensors").read_bytes()
-    start = 8 + int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8:start])
-    del header["__metadata__"]
-    tensors: dict[str, npt.NDArray[Any]] = {}
-    for name, entry in header.items():
-        low, high = entry["data_offsets"]
-        data = np.frombuffer(raw[start + low : start + high], np.uint8)
-        if entry["dtype"] == "BF16":  # the upper half of a float32
-            data = (data.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-        tensors[name] = data.reshape(entry["shape"])
-    return Model(config, tensors)
+    return Model(json.loads((folder / "config.json").read_bytes()), read_tensors(folder))
 
 
-def dequantize(blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]) -> Floats:
-    """Decode MXFP4: blocks [..., K/32, 16] and scales [..., K/32] to float32 [..., K].
+@dataclasses.dataclass(frozen=True)
+class TinyCheckpoint:
+    """A checkpoint on disk, and the sizes that a server is compared with."""
 
-    The low nibble comes first. Scale 255 is NaN.
-    """
-    codes = np.stack((blocks & 0x0F, blocks >> 4), axis=-1).reshape(*scales.shape, 32)
-    factors = np.where(scales == 255, np.nan, np.exp2(scales.astype(np.float64) - 127))
-    values = _E2M1[codes].astype(np.float64) * factors[..., None]
-    return values.reshape(*scales.shape[:-1], -1).astype(np.float32)
+    path: Path
+    num_layers: int
+    num_experts: int
+    packed_expert_bytes: int  # blocks and scales of all experts, biases left out
+    bf16_expert_bytes: int  # the same weights in BF16
+
+
+def make_tiny(dest: Path) -> TinyCheckpoint:
+    """Write the tiny checkpoint to the new folder `dest`."""
+    make_tiny_gpt_oss(dest)
+    shape, tensors = Shape(), read_tensors(dest)
+    packed = sum(t.nbytes for name, t in tensors.items() if name.endswith(("_blocks", "_scales")))
+    weights = shape.layers * shape.experts * 3 * shape.hidden * shape.inter
+    return TinyCheckpoint(dest, shape.layers, shape.experts, packed, 2 * weights)
 
 
 def logits(model: Model, tokens: Sequence[int]) -> Floats:
