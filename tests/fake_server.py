@@ -8,10 +8,11 @@ is counted in /metrics changes only with the child's answers. It prints the chil
 A request with the word FAKE_FAILS is answered 500, one with FAKE_REFUSES 400, and with FAKE_HANGS
 never; one with FAKE_DIES ends the server with SIGILL. FAKE_ANSWER is what each chat says.
 FAKE_LOADS_S is SECONDS-UNTIL-READY where that is not given.
-FAKE_REFERENCE names a preflight's reference, whose prompts are answered right. FAKE_LATE is said at
-the end. With FAKE_ENGINE_DIES, the name of a signal, the engine ends by it at the first request,
-and the server after it, as vLLM does. FAKE_TOKEN_S is how long the engine takes for a token. With
-FAKE_PEER, HOST:PORT, a token needs a byte there and back from who connects, as of an all-reduce.
+FAKE_REFERENCE names a preflight's reference, whose prompts are answered right. FAKE_SAYS is said at
+the start, FAKE_LATE at the end. With FAKE_ENGINE_DIES, the name of a signal, the engine ends by it
+at the first request, and the server after it, as vLLM does. FAKE_TOKEN_S is how long the engine
+takes for a token. With FAKE_PEER, HOST:PORT, a token needs a byte there and back from who connects,
+as of an all-reduce.
 """
 
 import itertools
@@ -175,6 +176,7 @@ def main() -> None:
         server = AtPath(sys.argv[1], Handler)  # type: ignore[arg-type]
     signal.signal(signal.SIGTERM, end)
     print(f"engine {engine.child.pid} of {os.getpid()}", flush=True)
+    print(os.environ.get("FAKE_SAYS", ""), flush=True)
     print(
         "(Worker pid=1) INFO 11-21 07:21:00 [mxfp4.py:8] Using 'MARLIN' Mxfp4 MoE backend.",
         flush=True,

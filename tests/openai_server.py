@@ -32,6 +32,7 @@ class Fake(ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.running = 0
         self.answered = 0
+        self.looked = 0
 
     @property
     def url(self) -> str:
@@ -42,12 +43,14 @@ class Fake(ThreadingHTTPServer):
 
     def metrics(self) -> str:
         label = '{engine="0",model_name="m"}'
+        self.looked += 1
         running = self.running + (self.fault == "leaks a request" and self.answered > 0)
         lines = [
             "# HELP vllm:num_requests_running x",
             f"vllm:num_requests_running{label} {running}.0",
             f"vllm:num_requests_waiting{label} 0.0",
             f"vllm:kv_cache_usage_perc{label} {running / 100}",
+            f"vllm:generation_tokens_total{label} {100 * self.looked}.0",
         ]
         if self.fault == "no statistics":
             lines = lines[:1]

@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from sparkforge.build import image
-from sparkforge.build.options import OutputOptions, command_options
+from sparkforge.build.options import OutputOptions, command_options, usual_target
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import BuildError, FetchError, UsageError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.core.run import call
+from sparkforge.pins.pins import Pins
 from sparkforge.runtime.engine import Engine, connect, is_published
 from sparkforge.sources.project import PinsFile, checkout
 
@@ -79,6 +80,13 @@ def variables(compose: str) -> list[tuple[str, str]]:
         for name, one in fields.items()
     ]
     return sorted(rows + re.findall(r"^#   ([A-Z_, ]+): (.*)$", compose, re.MULTILINE))
+
+
+def served_target(variables: Mapping[str, str], pins: Pins) -> str:
+    """Return the target that Compose serves, also as one of two machines; else this machine's."""
+    named = re.split(r"[ ,]+", variables.get("COMPOSE_PROFILES") or "")
+    targets = (re.sub("-(head|worker)$", "", one) for one in named)
+    return next((one for one in targets if one in pins.targets), usual_target())
 
 
 # -- images ------------------------------------------------------------------------------------
@@ -181,13 +189,13 @@ def rollback(options: RollbackOptions) -> int:
     log.info(f"Compose uses {name}{f', not {before} any more' if before else ''}")
     if os.environ.get(variable(target), name) != name:
         log.warning(f"{variable(target)} in the environment overrides .env: unset it")
-    log.info("next     docker compose up -d   # a running server keeps its image until then")
+    log.info("next     python3 build.py up   # a running server keeps its image until then")
     return 0
 
 
 # -- the model ---------------------------------------------------------------------------------
 
-_CACHE = "/var/cache/sparkforge/huggingface/hub"
+HUB = "/var/cache/sparkforge/huggingface/hub"
 _PROGRAM = "/opt/sparkforge/bin/sparkforge/serving/checkpoint.py"
 _PYTHON = "/usr/bin/tini -- /opt/sparkforge/venv/bin/python -I"
 
@@ -224,7 +232,7 @@ def fetch(options: FetchOptions) -> int:
     command = [
         *("docker", "compose", "--project-directory", str(here.root), "run", "--rm", "--no-deps"),
         *("--no-TTY", f"--name={container}", f"--entrypoint={_PYTHON}", options.target),
-        *(_PROGRAM, _CACHE, model.repository, model.revision),
+        *(_PROGRAM, HUB, model.repository, model.revision),
     ]
     log.info(f"{model.repository} at {model.revision} to {place}, with {name}")
     if options.dry_run:

@@ -133,7 +133,7 @@ def summary(build: Build, items: Sequence[Cached[Any]], folder: Path, seconds: f
     log.info(f"receipt  {os.path.relpath(folder / receipt.NAME)}")
     context, command = build.context, f"python3 build.py --target {build.context.target_name}"
     if build.graph.product.found is not None:
-        command = "docker compose up -d; run `docker compose ps` until it is healthy"
+        command = "python3 build.py up"
         if context.target.smoke is not None:
             command = f"python3 build.py serve --target {context.target_name}"
     log.info(f"next     {command}")

@@ -74,7 +74,7 @@ def run(options: Options) -> int:
     build = last_build(project, options.target, options.variant, options.server, options.arguments)
     if options.model is None and build.context.target.smoke is None:
         msg = f"target {options.target} serves a real model; it has no tiny one"
-        raise UsageError(msg, "give --model DIR, or: docker compose up -d")
+        raise UsageError(msg, "give --model DIR, or: build.py up")
     chosen(build.context, options.profile)
     build.run("image")
     return serve(build, options)
@@ -104,6 +104,13 @@ def curl(url: str, model: str, *, chat: bool) -> str:
     asked = {"messages": messages, "max_tokens": 200} if chat else asked
     words = ["curl", url + (CHAT if chat else COMPLETIONS), "-H", "Content-Type: application/json"]
     return shlex.join([*words, "-d", json.dumps({"model": model, **asked})])
+
+
+def invite(url: str, model: str, line: str) -> dict[str, str]:
+    """Print how to ask a server; return it as a document."""
+    for what, said in (("URL", url), ("model", model), ("try", line)):
+        log.info(f"{what:7}{said}")
+    return {"url": url, "model": model, "curl": line}
 
 
 def serve(build: Build, options: Options) -> int:
@@ -147,9 +154,7 @@ def serve(build: Build, options: Options) -> int:
         line = curl(url, name, chat=chat or context.target.smoke is None)
         try:
             log.info(f"ready after {took:.0f} s; stop it with Ctrl-C")
-            for what, said in (("URL", url), ("model", name), ("try", line)):
-                log.info(f"{what:7}{said}")
-            log.document({"url": url, "model": name, "curl": line})
+            log.document(invite(url, name, line))
             while (code := server.exited()) is None:
                 show()
                 time.sleep(0.2)

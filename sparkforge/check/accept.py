@@ -14,22 +14,20 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
-from urllib.parse import urlsplit
 
 from cyclopts.types import PositiveInt
 
 from sparkforge import __version__
 from sparkforge.build import composing
-from sparkforge.build.options import OutputOptions, command_options, usual_target
+from sparkforge.build.options import OutputOptions, command_options
 from sparkforge.check import agents
 from sparkforge.check.subject import (
-    ASK_S,
     TOOLS,
     WEATHER,
-    Container,
     Subject,
     Unmet,
     Unseen,
+    container_of,
     need,
     shown,
 )
@@ -37,7 +35,7 @@ from sparkforge.core import pages
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
-from sparkforge.core.run import glimpse, in_parallel
+from sparkforge.core.run import in_parallel
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Place, Said
 from sparkforge.serving.profile import Watch
@@ -54,34 +52,6 @@ _SCHEMA: dict[str, Any] = {"type": "object", "properties": {"temperature": {"typ
 _SCHEMA |= {"required": ["temperature"], "additionalProperties": False}
 _IN_JSON = f"In Paris it is {_DEGREES} degrees. How warm is Paris? Answer in JSON with temperature."
 _PARSER = "see --reasoning-parser and --tool-call-parser in the server's log (docs/serving.md)"
-
-
-# -- the server --------------------------------------------------------------------------
-
-
-def container_of(place: Place) -> Container:
-    """Return Compose's container that publishes a port of this machine."""
-    url = urlsplit(place.url)
-    if url.hostname not in ("127.0.0.1", "::1", "localhost"):
-        return Container(problem=f"{url.hostname} may be another machine: name its log with --log")
-    port = f"publish={url.port or (443 if url.scheme == 'https' else 80)}"
-    service = "label=com.docker.compose.service"
-    try:
-        names = _docker("ps", "-q", "--filter", service, "--filter", port).split()
-        if not names:
-            return Container(problem=f"no container of Compose has {port}")
-        wanted = "{{.State.StartedAt}} {{.Config.Image}}"
-        started, image = _docker("inspect", "--format", wanted, names[0]).split()
-        return Container(_docker("logs", "--since", started, names[0]), image)
-    except Unseen as why:
-        return Container(problem=str(why))
-
-
-def _docker(*words: str) -> str:
-    seen = glimpse("docker", *words, timeout_s=ASK_S)
-    if seen.code != 0:
-        raise Unseen(f"docker {words[0]}: {shown(seen.problem or seen.err)}")
-    return seen.out + (seen.err if words[0] == "logs" else "")
 
 
 # -- the checks --------------------------------------------------------------------------
@@ -206,7 +176,7 @@ def idle_afterwards(subject: Subject) -> str:
     """No request runs or waits, the KV cache is free."""
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     end = time.monotonic() + IDLE_S
-    while any(left := [sum(subject.metrics(f"vllm:{name}").values()) for name in names]):
+    while any(left := [subject.total(name) for name in names]):
         need(time.monotonic() < end, f"0 after {IDLE_S:.0f} s", dict(zip(names, left, strict=True)))
         time.sleep(0.2)
     return "0 running, 0 waiting"
@@ -287,17 +257,24 @@ class Options:
 
 def run(options: Options = Options()) -> int:
     """Check a running server; ServerError if it breaks a promise or does not answer."""
+    report = judged(options)
+    log.document(report)
+    failed = ", ".join(row["name"] for row in report["checks"] if row["state"] == "fail")
+    if not failed:
+        return 0
+    return log.failure(ServerError(f"the server fails checks: {failed}", "follow the hints above"))
+
+
+def judged(options: Options) -> dict[str, Any]:
+    """Check a running server; returns and keeps the results, or raises ServerError."""
     here = checkout(options.pins)
     variables = composing.seen(here.root / ".env")
-    named = (variables.get("COMPOSE_PROFILES") or "").replace(" ", "").split(",")
-    target = options.target or next(
-        (one for one in named if one in here.pins.targets), usual_target()
-    )
+    target = options.target or composing.served_target(variables, here.pins)
     profile = here.pins.profile_of(here.pins.target(target))
     if options.log is not None and not options.log.is_file():
         raise UsageError(f"--log {options.log}: no such file", "give the server's log")
     place = client.place_of(variables, options.url)
-    model, container = client.served_model(place), container_of(place)
+    model, container = client.served_model(place), container_of(place, variables, target)
     if options.log is not None:
         container = replace(container, log=options.log.read_text(errors="replace"), problem="")
     own = (variables.get("SPARKFORGE_EXTRA_ARGS") or "").split()
@@ -319,11 +296,7 @@ def run(options: Options = Options()) -> int:
     file = here.root / "dist" / target / "accept" / f"accept-{when}.json"
     write_file(file, f"{json.dumps(report, indent=1)}\n".encode())
     log.info(f"report   {file}")
-    log.document({**report, "report": str(file)})
-    failed = ", ".join(row["name"] for row in rows if row["state"] == "fail")
-    if not failed:
-        return 0
-    return log.failure(ServerError(f"the server fails checks: {failed}", "follow the hints above"))
+    return {**report, "report": str(file)}
 
 
 def markdown() -> str:

@@ -1,47 +1,64 @@
 """``build.py report``: a page about the last build of a target; and the table of docs/status.md."""
 
 import json
+import tempfile
 from collections.abc import Mapping
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from jinja2 import TemplateError
 from pydantic import Field, TypeAdapter
 
-from sparkforge.build import receipt
+from sparkforge.build import composing, receipt
 from sparkforge.build.context import release_name
 from sparkforge.build.options import OutputOptions, chosen_series, command_options
+from sparkforge.check import accept
+from sparkforge.check.bench import benchy, command
+from sparkforge.check.doctor.command import examined, write
+from sparkforge.check.subject import of_compose
 from sparkforge.core import pages
 from sparkforge.core.disk import intact, sha256_file, write_file
-from sparkforge.core.errors import UsageError
+from sparkforge.core.errors import SparkforgeError, UsageError
 from sparkforge.core.log import log
+from sparkforge.core.run import call
 from sparkforge.pins.types import Model
-from sparkforge.sources.project import PinsFile, checkout
+from sparkforge.runtime import client
+from sparkforge.sources.project import Checkout, ProjectOptions, checkout
 
 
 @command_options
 class Options:
-    target: str
-    """target whose last build to report on"""
-    pins: PinsFile = None
+    target: str | None = None
+    """target whose last build to report on (default: the one that Compose serves)"""
+    all: bool = False
+    """run accept, bench and doctor with Compose's server, and pack all in one file for an issue"""
+    project: ProjectOptions = ProjectOptions()
     output: OutputOptions = OutputOptions()
 
 
-def run(options: Options) -> int:
+def run(options: Options = Options()) -> int:
     """Write the page, HTML without scripts or other files; UsageError without a build."""
-    here, name = checkout(options.pins), options.target
+    here = checkout(options.project.pins)
+    variables = composing.seen(here.root / ".env")
+    name = options.target or composing.served_target(variables, here.pins)
     target, folder = here.pins.target(name), here.root / "dist" / name
+    document = everything(here, name, variables, options.project) if options.all else {}
     if (built := receipt.load(folder / receipt.NAME)) is None:
+        if document:  # the image was not built here
+            log.document(document)
+            return 0
         msg = f"{folder / receipt.NAME}: missing, or of another version"
         raise UsageError(msg, f"build it: build.py --target {name}")
     used = {each for wheel, plan in target.wheels.items() for each in (wheel, *plan.carries)}
     series = chosen_series(None, here.root, here.pins)
-    speeds = *folder.glob("bench/*/result.json"), *folder.glob("bench/*/patched/result.json")
+    benched = *folder.glob("bench/*/result.json"), *folder.glob("bench/*/patched/result.json")
     changed = {file for file, sha in built.files.items() if not intact(folder / file, sha)}
-    paths = (max(found, default=None) for found in (folder.glob("accept/*.json"), speeds))
+    newest = max(folder.glob("accept/*.json"), default=None)
+    speed = benchy.load(max(benched)) if benched else None
     try:
-        accepted, measured = (json.loads(path.read_bytes()) if path else {} for path in paths)
+        accepted = json.loads(newest.read_bytes()) if newest else {}
         page = pages.render(
             Path(__file__).with_name("report.html.j2"),
             target=name,
@@ -52,16 +69,58 @@ def run(options: Options) -> int:
             series={one.upstream: one.patches for one in series if one.upstream in used},
             checks=accepted.get("checks", []),
             counts=accepted.get("counts", {}),
-            speed=measured.get("tests", {}),
+            speed=benchy.table(speed) if speed else [],
+            doubt=benchy.doubt(speed) if speed else "",
+            identity=speed.identity if speed else {},
         )
     except (OSError, ValueError, AttributeError, TypeError, RecursionError, TemplateError) as error:
-        msg = f"a result in {folder}/accept or /bench is damaged: {error}"
-        raise UsageError(msg, "remove it, and run accept or bench again") from None
+        msg = f"a result in {folder}/accept is damaged: {error}"
+        raise UsageError(msg, "remove it, and run accept again") from None
     out = folder / "report.html"
     write_file(out, page.encode())
     log.info(f"written: {out} (open it in a browser)")
-    log.document({"page": str(out)})
+    log.document({**document, "page": str(out)})
     return 0
+
+
+def everything(
+    here: Checkout, name: str, variables: Mapping[str, str], project: ProjectOptions
+) -> dict[str, Any]:
+    """Run accept, bench and doctor, and write their archive, which has what went wrong, too."""
+    place, found = client.place_of(variables), dict[str, Any]()
+    asked: dict[str, Any] = {"prompt": "Hello", "ignore_eos": True, "stream": True}
+    with tempfile.TemporaryDirectory() as work:
+        try:
+            model = client.served_model(place)
+            asked |= {"model": model.name, "max_tokens": min(4000, model.max_len // 2)}
+            found["accept"] = accept.judged(accept.Options(target=name, pins=project.pins))
+            table = "seeds" if here.pins.target(name).cuda_arch else "quick"
+            files = tokenizer(here, name, variables, Path(work))
+            found["bench"] = command.measured(
+                command.RunOptions(
+                    target=name, url=place.root, model=files, table=table, project=project
+                )
+            )
+        except SparkforgeError as error:
+            log.error(error.what, error.remedy)
+            found["error"] = error.as_json()
+    with closing(client.events(place, client.COMPLETIONS, asked)) as load:
+        with suppress(OSError, ValueError):  # no server; clocks are judged while one works
+            next(load, None)
+        seen, findings = examined(here, name, project.store)
+    return write(seen, name, findings, **found)
+
+
+def tokenizer(here: Checkout, name: str, variables: Mapping[str, str], folder: Path) -> Path:
+    """Copy the tokenizer.json of the model in Compose's container into a folder; returns it."""
+    pinned, inside = here.pins.target(name).model, "/model"
+    if pinned is not None:
+        model = here.pins.models[pinned]
+        inside = f"{composing.HUB}/models--{model.repository.replace('/', '--')}"
+        inside += f"/snapshots/{model.revision}"
+    words = ("exec", of_compose(variables, name)["Id"], "cat", f"{inside}/tokenizer.json")
+    (folder / "tokenizer.json").write_bytes(call("docker", *words).stdout)
+    return folder
 
 
 # -- docs/status.md ----------------------------------------------------------------------

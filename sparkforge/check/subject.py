@@ -1,11 +1,14 @@
-"""The server that accept checks, and how a check says what it found."""
+"""The server that is checked, its container, and how a check says what it found."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sparkforge.core import plain
+from sparkforge.core.errors import MachineError, ServerError
+from sparkforge.core.run import glimpse
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Model, Place, Said
 from sparkforge.serving.profile import Profile
@@ -76,6 +79,55 @@ class Subject:
         if not found:
             raise Unseen(f"/metrics has no {name} (--disable-log-stats?)")
         return {labels: float(value) for labels, value in found}
+
+    def total(self, name: str) -> float:
+        """Return the sum of one of vLLM's metrics; raises Unseen."""
+        return sum(self.metrics(f"vllm:{name}").values())
+
+
+# -- the container -----------------------------------------------------------------------
+
+
+def docker(*words: str) -> str:
+    """Return what docker prints, of a log also its other stream; raises Unseen."""
+    seen = glimpse("docker", *words, timeout_s=ASK_S)
+    if seen.code != 0:
+        raise Unseen(f"docker {words[0]}: {shown(seen.problem or seen.err)}")
+    return seen.out + (seen.err if words[0] == "logs" else "")
+
+
+def of_compose(variables: Mapping[str, str], target: str) -> Any:
+    """Return the inspection of Compose's container of a target.
+
+    MachineError: Docker does not answer. ServerError: there is no container.
+    """
+    label, services = "com.docker.compose", (target, f"{target}-head", f"{target}-worker")
+    project = f"label={label}.project={variables.get('COMPOSE_PROJECT_NAME') or 'sparkforge'}"
+    try:
+        names = docker("ps", "--all", "--quiet", "--filter", project).split()
+        every = json.loads(docker("inspect", *names)) if names else []
+    except Unseen as why:
+        raise MachineError(f"no container can be seen: {why}", "start Docker") from None
+    for one in every:
+        if one["Config"]["Labels"][f"{label}.service"] in services:
+            return one
+    raise ServerError(f"Compose has no server of target {target}", "start one: build.py up")
+
+
+def container_of(place: Place, variables: Mapping[str, str], target: str) -> Container:
+    """Return Compose's container of a target, if its port is that of a server."""
+    if place != client.place_of(variables):
+        return Container(problem=f"{place.url} is not Compose's: name its log with --log")
+    try:
+        seen = of_compose(variables, target)
+        return Container(output(seen), seen["Config"]["Image"])
+    except (Unseen, MachineError, ServerError) as why:
+        return Container(problem=str(why).partition("\n")[0])
+
+
+def output(seen: Any) -> str:
+    """Return a container's log since its last start; raises Unseen."""
+    return docker("logs", "--since", seen["State"]["StartedAt"], seen["Id"])
 
 
 def need(truth: object, expected: str, got: object) -> None:

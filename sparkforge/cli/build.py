@@ -63,8 +63,7 @@ def build_target(options: BuildOptions) -> int:
 
     With arguments of ``vllm serve`` for the smoke test, dist/ stays as it is.
     """
-    project, arguments = Project.open(options.project), options.arguments
-    start, until = time.monotonic(), options.until
+    project, arguments, until = Project.open(options.project), options.arguments, options.until
     tested = project.pins.target(options.target).smoke is not None and until == STAGES[-1]
     if not tested and (arguments or options.server != ServerOptions()):
         msg = "--port, --ready-timeout and -- are for the smoke test, which this build does not run"
@@ -77,6 +76,13 @@ def build_target(options: BuildOptions) -> int:
         url = options.remote.rstrip("/")
         url = url if "://" in url else Path(url).resolve().as_uri()
         project = replace(project, store=Store(project.store.root, url))
+    log.document(plain.as_json(made(project, options)))
+    return 0
+
+
+def made(project: Project, options: BuildOptions) -> receipt.Receipt:
+    """Build and publish what options name; returns the receipt."""
+    start, until, arguments = time.monotonic(), options.until, options.arguments
     build = build_of(
         *(project, options.target, options.variant, until, options.force),
         tools=options.tools,
@@ -93,8 +99,7 @@ def build_target(options: BuildOptions) -> int:
     if not arguments:
         folder, built = publish.publish(build, built)
         publish.summary(build, todo, folder, time.monotonic() - start)
-    log.document(plain.as_json(built))
-    return 0
+    return built
 
 
 def explain(options: ExplainOptions) -> int:

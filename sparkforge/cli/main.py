@@ -23,6 +23,8 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "use": {
         "doctor": ("check.doctor.command:run", "check that this machine can build and serve"),
         "build": ("cli.build:build_target", "fetch, patch, build and test (default)"),
+        "up": ("cli.up:up", "build what is missing, serve it by Compose, wait until it answers"),
+        "status": ("cli.up:status", "show what Compose's server does now"),
         "model": ("", "download a target's model in advance"),
         "model fetch": ("build.composing:fetch", "download the model to where Compose looks"),
         "serve": ("build.serve:run", "serve the last build on loopback until Ctrl-C"),
@@ -57,7 +59,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "bench quality": ("check.quality:measure_quality", "measure what --mxfp4-layers costs"),
         "ablate": ("maintain.ablate:run", "check that tests notice a missing patch"),
         "proofs": ("check.proofs:run", "check the machine code in a target's wheels"),
-        "report": ("check.report:run", "write one HTML page about the last build"),
+        "report": ("check.report:run", "write a page of the last build; --all: one file to send"),
     },
     "questions": {
         "--version": ("cli.checkout:version", "print the versions of sparkforge and its targets"),

@@ -110,7 +110,7 @@ def served_model(place: Place) -> Model:
         return Model(str(first["id"]), int(first.get("max_model_len") or 4096))
     except (OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         hint = (
-            "start it (docker compose up -d), wait until it is healthy, or give --url; the API key"
+            "start it (build.py up), wait until it is healthy, or give --url; the API key"
             " is in the file that SPARKFORGE_API_KEY_FILE names"
         )
         raise ServerError(f"{place.url}/models names no model: {error}", hint) from None

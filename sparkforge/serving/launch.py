@@ -30,7 +30,7 @@ from sparkforge.serving.health import Client
 from sparkforge.serving.options import EX_CONFIG, EX_DATAERR, StartError, say
 from sparkforge.serving.profile import Profile
 from sparkforge.serving.settings import Variables
-from sparkforge.serving.supervise import Server, Signals, StoppedError
+from sparkforge.serving.supervise import Phases, Server, Signals, StoppedError
 
 LOOK_S = 6.0  # for all requests of one check
 LIMIT = 3  # failed starts in a row
@@ -87,7 +87,7 @@ class Launch:
     def __init__(
         self, words: Sequence[str], environment: Mapping[str, str], signals: Signals
     ) -> None:
-        self.signals = signals
+        self.signals, self.phases = signals, Phases()
         given = self.given = Variables.read(environment)
         model, own = given.model, list(words)
         if own and not own[0].startswith("-"):
@@ -149,10 +149,12 @@ class Launch:
             kernels, places = devices.caches(folder, given.share, given.release, environment)
             self.variables |= places
             self.variables |= image_build.seed(given.share, self.variables, say)
+        self.phases.end("checks")
         self._preflight(words, kernels)
         model, revision = self.model, self.revision
         if not self.is_folder:
             found = checkpoint.fetch(model, revision, self.variables, self.signals)
+            self.phases.end("model")
             model, revision = str(found), found.name
         if self.pair is not None:
             both = {  # equal on both machines
@@ -166,6 +168,7 @@ class Launch:
             link = cluster.Link(self.pair, both)
             health.tell("waiting for the other machine")
             link.meet()
+            self.phases.end("other machine")
             self.variables = {**cluster.half(self.pair)[1], **self.variables}
         return self._server(model, words, kernels, link).run()
 
@@ -193,6 +196,7 @@ class Launch:
         key, mark = preflight.key(model, words, driver), kernels and kernels / preflight.NAME
         if mode == "auto" and mark and mark.exists() and mark.read_text() == key:
             say("preflight: passed before, with this build, device and driver")
+            self.phases.end("preflight", "passed before")
             return
         command = serve(str(model), words)
         client = Client(door.folder() / (door.OWN if self.has_door else door.ENGINE), LOOK_S)
@@ -206,6 +210,7 @@ class Launch:
         if code:
             msg = f"the preflight failed (exit code {code}): the lines above say what differs"
             raise StartError(f"{msg}; to serve anyway: SPARKFORGE_CHECKS=preflight=off")
+        self.phases.end("preflight")
         if mark is not None:
             mark.write_text(key, encoding="ascii")
 
@@ -223,6 +228,7 @@ class Launch:
         verdict = trial.run(asked, self.variables, self.signals, driver, file)
         real += verdict.options()
         self.tried = verdict.expect
+        self.phases.end("trial", "as before" if verdict.before else "")
 
     def _server(
         self, model: str, words: Sequence[str], kernels: Path | None, link: cluster.Link | None
@@ -248,6 +254,7 @@ class Launch:
         client = Client(door.folder() / door.OWN, min(LOOK_S, hang_s / 5 or LOOK_S))
         server = self._supervised(command, client if self.has_door else None)
         server.weights, server.link, server.hang_s = weights, link, hang_s
+        server.phases = self.phases
         mode = checks.guard or ("on" if self.profile.memory else "off")
         if mode != "off":
             server.guard = memory.Guard(mode == "on", self.entrance)

@@ -192,15 +192,26 @@ SENTENCES: Mapping[str, re.Pattern[str]] = {
 }
 
 
+# vLLM's own account of its start, in seconds
+_TIMES = re.compile(
+    r"\] (?:(?:Loading weights|Model loading) took .*?(?P<load>[\d.]+) seconds"
+    r"|Graph capturing finished in (?P<graphs>\d+) secs"
+    r"|init engine .*\(compilation: (?P<compile>[\d.]+) s)"
+)
+
+
 @dataclass
 class Watch:
     """Compares vLLM's log with the expected backends: names in the log, by kind."""
 
     expected: Mapping[str, str]
     seen: dict[str, set[str]] = field(default_factory=dict)  # names read so far, by kind
+    took_s: dict[str, float] = field(default_factory=dict)  # of parts of vLLM's start
 
     def feed(self, line: str) -> str | None:
         """Read a line; returns a problem, or None."""
+        if match := _TIMES.search(line):
+            self.took_s |= {part: float(s) for part, s in match.groupdict().items() if s}
         for kind, pattern in SENTENCES.items():
             if match := pattern.search(line):
                 name = (match[1] or "Marlin").upper()

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparkforge.serving import health, memory, options
@@ -90,6 +90,25 @@ class Signals:
 
 
 @dataclass
+class Phases:
+    """What a start did so far, each with its seconds."""
+
+    began: float = field(default_factory=time.monotonic)
+    done: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._since = self.began
+
+    def end(self, name: str, note: str = "") -> None:
+        """Note that a phase has ended, and that the next one begins."""
+        since, self._since = self._since, time.monotonic()
+        self.done.append(f"{name} {self._since - since:.0f}{f' ({note})' if note else ''}")
+
+    def __str__(self) -> str:
+        return f"{time.monotonic() - self.began:.0f} s: {', '.join(self.done)}"
+
+
+@dataclass
 class Server:
     """The server to run, and how to supervise it."""
 
@@ -108,6 +127,7 @@ class Server:
     starts: Path | None = None  # counts the starts that have not become ready
     link: Link | None = None
     guard: memory.Guard | None = None
+    phases: Phases = field(default_factory=Phases)
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
@@ -176,6 +196,8 @@ class Server:
         if client is not None:
             took_s = time.monotonic() - self._began
             say(f"first token after {took_s:.0f} s; backends: {self._watch}")
+            took = ", ".join(f"{part} {s:.0f}" for part, s in self._watch.took_s.items())
+            self.phases.end("vLLM", took)
             if not self.trial:
                 self._compare(missing=True)
         if not self.trial:
@@ -196,6 +218,7 @@ class Server:
         threading.Thread(target=warm, daemon=True).start()
         while not problems:
             self._wait(child)
+        self.phases.end("warm-up")
         if problems[0]:
             raise StartError(f"{'' if self.trial else 'warm-up failed: '}{problems[0]}")
         if door is None or self.trial:
@@ -205,8 +228,7 @@ class Server:
         os.sync()  # a power cut would leave kernels that are cut short
         if self.starts is not None:
             self.starts.unlink(missing_ok=True)
-        took_s = time.monotonic() - self._began
-        say(f"ready after {took_s:.0f} s; {memory.described(memory.read())}")
+        say(f"ready after {self.phases}; {memory.described(memory.read())}")
         self._see_progress(client, door, child, before)
 
     def _wait(self, child: subprocess.Popen[bytes], seconds: float = 0) -> None:

@@ -36,6 +36,7 @@ class Verdict(BaseModel, frozen=True):
     """What vLLM will say of it, by kind of backend; None: unknown."""
     keep: bool = False
     """Whether another trial would find the same: not after a lack of memory."""
+    before: bool = False  # of an earlier start
 
     def options(self) -> list[str]:
         """Return the server's options that follow."""
@@ -87,7 +88,7 @@ def run(
         with suppress(ValueError):  # cut off: the disk was full
             kept = Kept.model_validate_json(file.read_bytes())
     if kept is not None and kept.asked == question:
-        verdict = kept.verdict
+        verdict = kept.verdict.model_copy(update={"before": True})
         say(f"trial: as before; failed: {', '.join(verdict.failed) or 'none'}")
     else:
         program = [sys.executable, "-m", f"{MODULE}.trial", json.dumps(asked)]

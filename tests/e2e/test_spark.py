@@ -191,12 +191,15 @@ def test_the_first_start_waits_for_the_hub_and_ends_with_an_answer(spark: Spark)
 def test_the_second_start_asks_the_hub_nothing(spark: Spark) -> None:
     spark.hub.requests.clear()
     spark.compose("down")
-    spark.compose("up", "--detach")
-    spark.healthy()
+    found = spark.build("up")
+    assert found["url"] == f"http://127.0.0.1:{spark.port}/v1"
     assert "42" in spark.answer()
-    in_order(spark.log(), "preflight: passed before", "ready after")
+    in_order(spark.log(), "preflight: passed before", "ready after", "preflight 0 (passed before)")
     assert spark.hub.requests == []
     assert spark.seen()["RestartCount"] == 0
+    found = spark.build("status")
+    assert (found["state"], found["profile"]) == ("healthy", "exact")
+    assert found["image"] == spark.seen()["Config"]["Image"]
 
 
 def test_an_upgrade_and_the_way_back(spark: Spark, small_spark: Small) -> None:

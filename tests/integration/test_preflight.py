@@ -1,6 +1,7 @@
 """The entrypoint with its preflight, on a stand-in for vLLM; with vLLM itself: tests/patches."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ def test_a_right_one_is_followed_by_the_server(start: Start, variables: dict[str
     command = said[trial:].splitlines()[0]
     assert "--moe-backend marlin" in command
     assert "--enforce-eager" in command
+    assert re.search(r"ready after \d+ s: checks \d+, preflight \d+, vLLM \d+, warm-up", said)
     assert one.health() == "well"
     one.stop()
     (mark,) = one.folder.glob("jit/*/preflight")

@@ -106,8 +106,14 @@ def start(tmp_path: Path, sockets: Path) -> Iterator[Start]:
         one.kill()
 
 
+TIMES = """\
+INFO 11-21 07:21:00 [default_loader.py:506] Loading weights took 11.10 seconds
+INFO 11-21 07:21:00 [gpu_model_runner.py:5088] Model loading took 60.1 GiB memory and 12.345 seconds
+INFO 11-21 07:21:00 [core.py:404] init engine (profile, x) took 9.25 s (compilation: 3.10 s)"""
+
+
 def test_requests_come_before_the_server_is_healthy(start: Start, tmp_path: Path) -> None:
-    one = start(FAKE_TOKEN_S="0.1", FAKE_REFUSES="tool")
+    one = start(FAKE_TOKEN_S="0.1", FAKE_REFUSES="tool", FAKE_SAYS=TIMES)
     wait_for(lambda: "warm-up 2/" in one.text())
     url = f"http://127.0.0.1:{one.port}/health"
     assert requests.get(url, timeout=PATIENCE_S).status_code == 503
@@ -115,6 +121,8 @@ def test_requests_come_before_the_server_is_healthy(start: Start, tmp_path: Path
     said = one.ready()
     assert re.search(r"warm-up: 13 requests in \d+ s", said)
     assert re.search(r"chat with tools: \d+\.\d s; refused: POST", said)  # no failure
+    phases = r"ready after \d+ s: checks \d+, vLLM \d+ \(load 12, compile 3\), warm-up \d+; "
+    assert re.search(phases, said)
     assert one.health() == "well"
     one.stop()
     (folder,) = (tmp_path / "jit").glob("1.0+a-*/triton_cache_dir")

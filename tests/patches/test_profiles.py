@@ -135,6 +135,28 @@ def test_what_vllm_and_the_plugin_say_is_what_is_looked_for(patched_python: Path
         watch = Watch({field: name})
         assert watch.feed(f"[{file}:1] {sentence % values}") is None
         assert watch.seen == {field: {name}}
+    loader = "model_executor/model_loader/default_loader"
+    times: tuple[tuple[str, str, tuple[int, ...], str], ...] = (
+        (
+            "v1/worker/gpu_model_runner",
+            "Model loading took %s GiB memory and %.6f seconds",
+            (1, 2),
+            "load",
+        ),
+        (loader, "Loading weights took %.2f seconds", (2,), "load"),
+        (
+            "v1/worker/gpu_model_runner",
+            "Graph capturing finished in %.0f secs, took %.2f GiB",
+            (2, 1),
+            "graphs",
+        ),
+        ("v1/engine/core", "%.2f s (compilation: %.2f s)", (9, 2), "compile"),
+    )
+    for file, text, numbers, part in times:
+        assert f'"{text}"' in (site / f"vllm/{file}.py").read_text()
+        watch, lead = Watch({}), "init engine (x) took " * (part == "compile")
+        watch.feed(f"[core.py:1] {lead}{text % numbers}")
+        assert watch.took_s == {part: 2}
     attention = (site / "vllm/platforms/cuda.py").read_text()
     assert 'logger.info("Using %s backend.", selected_backend)' in attention
     assert '"Using %s attention backend out of potential backends: %s."' in attention

@@ -24,6 +24,7 @@ LOCK, FILE = "requirements/bench.txt", "result.json"
 _BOOK = "sparkforge-text"
 """Name of the text in llama-benchy's cache, instead of a book's address."""
 _KEY = "LLAMA_BENCHY_KEY"
+_SPREAD = 0.1  # between the runs of a test, of their median
 _FULL = 0.75  # of the tokens asked for: those of Harmony's frame are no text, and not counted
 # The key is not an argument, since all users of the machine can read those. llama-benchy keeps idle
 # connections for 600 s. Servers close them sooner (vLLM after 5 s): a request at that moment would
@@ -148,6 +149,17 @@ def load(path: Path) -> Result:
         msg = f"{file}: not a result of `build.py bench`"
         raise ServerError(msg, "give the folder or result.json of a run of this version")
     return result
+
+
+def doubt(result: Result) -> str:
+    """Return why the figures may mislead, or ""."""
+    runs = [values for test, values in result.tests.items() if "tok/s" in test]
+    if min(map(len, runs), default=0) < 3:
+        return "less than three runs"
+    spread = max((max(values) - min(values)) / median(values) for values in runs)
+    if result.short:
+        return "answers ended early"
+    return f"runs differ by {spread:.0%}" if spread > _SPREAD else ""
 
 
 def table(result: Result) -> list[tuple[str, ...]]:

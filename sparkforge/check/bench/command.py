@@ -98,11 +98,18 @@ class Side:
 
 def run(options: RunOptions = RunOptions()) -> int:
     """Measure the speed of a server."""
+    log.document(measured(options))
+    return 0
+
+
+def measured(options: RunOptions) -> dict[str, Any]:
+    """Measure the speed of a server; returns and keeps the results."""
     own = options.url is None  # a server that bench starts
     if (own and options.target is None) or (not own and (options.vs or options.arguments)):
         msg = "bench needs --target NAME, or --url without --vs and arguments after --"
         raise UsageError(msg, "build.py bench run --help")
-    project, model = Project.open(options.project), options.model
+    # absolute: llama-benchy runs in another folder
+    project, model = Project.open(options.project), options.model and options.model.resolve()
     no_tiny = options.target is None or project.pins.target(options.target).smoke is None
     if model is None and (no_tiny or not own):
         msg = "there is no tiny model for this: no checkpoint, or no tokenizer.json"
@@ -130,21 +137,23 @@ def run(options: RunOptions = RunOptions()) -> int:
         # Often enough for the longest prompt, of 100,000 tokens. A router's choice of experts
         # depends on the words, so all results have one text.
         text = (project.root / "LICENSE").read_text(encoding="utf-8") * 200
-        call = Call(tool / "bin" / "python", work / "home", words, text, model is not None)
+        real = model is not None and (own or no_tiny)
+        call = Call(tool / "bin" / "python", work / "home", words, text, real)
         results = measure(sides, common, call, rounds, out)
     document: dict[str, Any] = {"folders": [str(out / name) for name in results]}
     document["results"] = [plain.as_json(one) for one in results.values()]
     for name, result in results.items():
         log.heading(f"{name or 'result'}: {out / name}")
         log.table(benchy.table(result))
+        if why := benchy.doubt(result):
+            log.warning(f"these figures may mislead: {why}")
     if len(results) == 2:
         a, b = results.values()
         changes = benchy.compare(a, b, _TOLERANCE / 100)
         document["changes"] = changes
         log.heading("B, patched, compared with A, unpatched")
         log.table(_table(changes))
-    log.document(document)
-    return 0
+    return document
 
 
 def measure(

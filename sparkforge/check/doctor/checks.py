@@ -70,8 +70,9 @@ class Machine:
     """This machine; ``taken`` has its readings so far, for an archive: JSON values."""
 
     def __init__(self, root: Path, store: Path) -> None:
-        self.taken: dict[str, Any] = {}
         self.root, self.store = root, str(store)
+        # some readings are named after these folders
+        self.taken: dict[str, Any] = {"root": str(root), "store": str(store)}
         self.variables = self.value("variables", self._variables) or {}
         machine = self.value("machine", platform.machine) or "unknown"
         self.platform = MACHINES.get(machine, machine)

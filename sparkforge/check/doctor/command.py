@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from sparkforge import __version__
 from sparkforge.build import composing, receipt
@@ -21,7 +22,7 @@ from sparkforge.core.log import log
 from sparkforge.core.run import glimpse
 from sparkforge.runtime import client
 from sparkforge.serving.options import IN_URL, SECRET_NAME
-from sparkforge.sources.project import PinsFile, checkout, store_of
+from sparkforge.sources.project import Checkout, PinsFile, checkout, store_of
 
 _MARKS = {"ok": ("32", "✓"), "not checked": ("2", "·"), "warning": ("33", "!")}
 _MARKS["error"] = "31;1", "✗"
@@ -41,36 +42,40 @@ class Options:
 
 def run(options: Options = Options()) -> int:
     """Judge this machine; CheckError's code if the target cannot work, but 0 with a report."""
-    here = checkout(options.pins)
-    want = want_of(here.pins, options.target or usual_target())
-    seen = Machine(here.root, store_of(options.store).root)
+    here, target = checkout(options.pins), options.target or usual_target()
+    seen, document = examined(here, target, options.store)
+    if options.report:
+        document["report"] = write(seen, target, document)
+    log.document(document)
+    if options.report or document["ok"]:
+        return 0
+    stops = ", ".join(one["name"] for one in document["findings"] if one["state"] == "error")
+    msg = f"this machine cannot build or serve target {target}: {stops}"
+    return log.failure(CheckError(msg, "fix the problems above, then run doctor again"))
+
+
+def examined(here: Checkout, target: str, store: Path | None) -> tuple[Machine, dict[str, Any]]:
+    """Judge this machine, and print the findings; returns its readings, and them."""
+    want = want_of(here.pins, target)
+    seen = Machine(here.root, store_of(store).root)
     findings = judge(seen, want)
-    stops = [finding.name for finding in findings if finding.state == "error"]
-    document: dict[str, object] = {"target": want.name, "ok": not stops}
-    document["findings"] = [asdict(finding) for finding in findings]
+    well = all(finding.state != "error" for finding in findings)
+    rows = [asdict(finding) for finding in findings]
     for finding in sorted(findings, key=lambda finding: list(_MARKS).index(finding.state)):
         colour, mark = _MARKS[finding.state]
         log.info(f"{mark} {finding.state:11}  {finding.name}: {finding.seen}", colour)
         if finding.hint:
             log.info(f"{'':15}hint: {finding.hint}")
-    if options.report:
-        path = Path(time.strftime("sparkforge-report-%Y%m%d-%H%M%S.zip"))
-        files = write(path, seen, want.name, document)
-        document["report"] = {"file": str(path), "parts": files}
-        log.heading(f"{path}: {', '.join(files)}")
-        log.info("secrets, serial numbers and names are masked; check it before you send it")
-    log.document(document)
-    if options.report or not stops:
-        return 0
-    msg = f"this machine cannot build or serve target {want.name}: {', '.join(stops)}"
-    return log.failure(CheckError(msg, "fix the problems above, then run doctor again"))
+    return seen, {"target": target, "ok": well, "findings": rows}
 
 
 # -- the archive -------------------------------------------------------------------------
 
 
-def write(path: Path, seen: Machine, target: str, findings: object) -> list[str]:
-    """Collect, mask, and write the archive; return the names of its files."""
+def write(seen: Machine, target: str, findings: object, **more: object) -> dict[str, Any]:
+    """Collect, mask, and write the archive; ``more``: documents by name. Returns what is where."""
+    path = Path(time.strftime("sparkforge-report-%Y%m%d-%H%M%S.zip"))
+    documents = {"readings": seen.taken, "findings": findings, **more}
     here = shlex.quote(str(seen.root))
     # without its variables, which may be secrets
     inspected = '{"image": "{{.Image}}", "state": {{json .State}}, "host": {{json .HostConfig}}}'
@@ -89,13 +94,16 @@ def write(path: Path, seen: Machine, target: str, findings: object) -> list[str]
     }
     mask = mask_of(composing.seen(seen.root / ".env"))
     with disk_errors(path), zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, value in (("readings.json", seen.taken), ("findings.json", findings)):
-            archive.writestr(name, masked_json(value, mask))
+        for name, value in documents.items():
+            archive.writestr(f"{name}.json", masked_json(value, mask))
         for name, script in scripts.items():
             output = glimpse("sh", "-c", script, timeout_s=60.0)
             text = f"{output.out}{output.err}" or output.problem  # why a part is missing
             archive.writestr(name, mask(text).encode(errors="replace"))
-        return archive.namelist()
+        files = archive.namelist()
+    log.heading(f"{path}: {', '.join(files)}")
+    log.info("secrets, serial numbers and names are masked; check it before you send it")
+    return {"file": str(path), "parts": files}
 
 
 _NAME = rf"{SECRET_NAME}[\w.-]{{0,60}}"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sparkforge.check import accept
-from sparkforge.check.accept import CHECKS, container_of, judge
-from sparkforge.check.subject import Container, Subject
+from sparkforge.check.accept import CHECKS, judge
+from sparkforge.check.subject import Container, Subject, container_of
 from sparkforge.cli import main
 from sparkforge.core.errors import ServerError
 from sparkforge.pins import pins
@@ -128,12 +128,20 @@ def test_words_are_checked_only_with_the_real_model() -> None:
         assert judge("chat", replace(subject(fake), profile=Profile()))["state"] == "ok"
 
 
+COMPOSE = {"SPARKFORGE_BIND": "::1", "SPARKFORGE_PORT": "8123"}
+
+
 # -- the container behind an address ------------------------------------------------------------
 
-DOCKER = """#!/bin/sh
+SEEN = {
+    "Id": "c0ffee",
+    "State": {"StartedAt": "2026-11-23T10:00:00Z"},
+    "Config": {"Image": "sparkforge/cpu:1", "Labels": {"com.docker.compose.service": "cpu"}},
+}
+DOCKER = f"""#!/bin/sh
 case "$1" in
-ps) case "$*" in *publish=8123) echo c0ffee;; esac;;
-inspect) echo 2026-11-23T10:00:00Z sparkforge/cpu:1;;
+ps) case "$*" in *project=sparkforge) echo c0ffee;; esac;;
+inspect) echo '[{json.dumps(SEEN)}]';;
 logs) [ "$3" = 2026-11-23T10:00:00Z ] || exit 1; echo 'of this start';;
 esac
 """
@@ -141,22 +149,31 @@ esac
 
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A docker with one container of Compose, on port 8123."""
+    """A docker with one container of Compose, of the cpu target."""
     (tmp_path / "docker").write_text(DOCKER)
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
 
 @pytest.mark.usefixtures("docker")
-def test_container_with_the_port_is_read() -> None:
-    found = container_of(Place("http://[::1]:8123/v1"))
+def test_container_of_compose_is_read() -> None:
+    found = container_of(Place("http://[::1]:8123/v1"), COMPOSE, "cpu")
     assert found == Container("of this start\n", "sparkforge/cpu:1")
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8000/v1", "http://192.0.2.1:8123/v1"])
+@pytest.mark.parametrize(
+    ("url", "changed"),
+    [
+        ("http://[::1]:8000/v1", {}),
+        ("http://192.0.2.1:8123/v1", {}),
+        ("http://[::1]:8123/v1", {"target": "rtx"}),
+        ("http://[::1]:8123/v1", {"COMPOSE_PROJECT_NAME": "another"}),
+    ],
+)
 @pytest.mark.usefixtures("docker")
-def test_container_of_another_port_or_machine_is_not_read(url: str) -> None:
-    assert container_of(Place(url)).problem
+def test_container_of_another_server_is_not_read(url: str, changed: dict[str, str]) -> None:
+    variables = {**COMPOSE, **changed}
+    assert container_of(Place(url), variables, changed.get("target", "cpu")).problem
 
 
 # -- the command --------------------------------------------------------------------------------

@@ -10,18 +10,24 @@ from typing import Any
 
 import pytest
 
+from sparkforge.check import accept
+from sparkforge.check.bench import command as bench
 from sparkforge.check.doctor import command
 from sparkforge.check.doctor.checks import CHECKS, Finding, Machine, Want, judge, want_of
 from sparkforge.cli import main
+from sparkforge.core.errors import ServerError
 from sparkforge.pins import pins
 from sparkforge.serving.cluster import NCCL, ROLE, VARIABLE
+from tests import readings
+from tests.openai_server import KEY as SERVER_KEY
+from tests.openai_server import serving
+from tests.readings import Recorded
 from tests.support import ROOT, linked_checkout
 
 MODEL = pins.load(ROOT / "pins.yaml").models["gpt-oss-120b"]
 SNAPSHOT = f"/hf/hub/models--openai--gpt-oss-120b/snapshots/{MODEL.revision}"
-SPARK: Mapping[str, Any] = json.loads(
-    (ROOT / "tests/data/doctor-spark.json").read_text().replace("REVISION", MODEL.revision)
-)
+MADE_UP = readings.load(readings.FOLDER / "made-up-spark.json")
+SPARK: Mapping[str, Any] = MADE_UP["readings"]
 SMI, CAP = "$ nvidia-smi -q -x", "$ nvidia-smi --query-gpu=compute_cap --format=csv,noheader"
 INFO, ENGINE = (
     "$ docker info --format '{{json .}}'",
@@ -32,18 +38,6 @@ NONE = {f"exists {SNAPSHOT}": False}
 
 def target(name: str) -> Want:
     return want_of(pins.load(ROOT / "pins.yaml"), name)
-
-
-class Recorded(Machine):
-    """A machine whose readings are known; others are missing."""
-
-    def __init__(self, readings: Mapping[str, Any]) -> None:
-        self.readings = readings
-        super().__init__(Path("/sf"), Path("/store"))
-
-    def value(self, name: str, read: Any) -> Any:
-        found = self.readings.get(name)
-        return tuple(found) if name.startswith("disk ") and found else found
 
 
 def recorded(*changed: Mapping[str, Any]) -> Machine:
@@ -193,9 +187,15 @@ KEY, TOKEN, SERIAL, AUTH = "our-key", "hf_" + "a1B2" * 8, "1423924012345", "bWU6
 DOCKER = f"""#!/bin/sh
 case "$1" in
 ps) echo c0ffee;;
-inspect) echo '{{"state": {{"Health": {{"Status": "healthy"}}}}}}';;
+inspect) case "$*" in
+  *--format*) echo '{{"state": {{"Health": {{"Status": "healthy"}}}}}}';;
+  *) echo '[{{"Id": "c0ffee", "Config": {{"Labels": {{"com.docker.compose.service": "rtx"}}}}}}]';;
+  esac;;
 logs) echo '2026-01-02T00:00:02Z second'; echo '2026-01-02T00:00:01Z a key {KEY}' >&2;;
-exec) echo 'no such program' >&2; exit 127;;
+exec) case "$*" in
+  *tokenizer.json) echo "$4";;
+  *) echo 'no such program' >&2; exit 127;;
+  esac;;
 info) echo '{{"HttpProxy": "http://me:hunter2@proxy:80"}}';;
 *) exit 1;;
 esac
@@ -249,6 +249,89 @@ def test_archive_is_masked(
     for text in texts.values():
         for secret in (KEY, TOKEN, "hunter2", SERIAL, AUTH, str(Path.home())):
             assert secret not in text
+
+
+def test_readings_of_a_report_are_kept_for_these_tests(project: Path, tmp_path: Path) -> None:
+    assert doctor(project, "--report") == 0
+    (path,) = tmp_path.glob("sparkforge-report-*.zip")
+    kept = readings.keep(path, tmp_path / "kept", "mine")
+    assert str(project) not in kept.read_text()
+    found = readings.load(kept)
+    assert found["target"] == "rtx"
+    assert found["readings"]["$ nvidia-smi -q -x"]["out"] == "<serial>***</serial>\n"
+    assert replayed(found) == found["findings"] != []
+
+
+def replayed(found: Any) -> list[list[str]]:
+    """Judge a recorded machine; returns names and states of the findings."""
+    rows = judge(Recorded(found["readings"]), target(found["target"]))
+    return [[one.name, one.state] for one in rows]
+
+
+@pytest.mark.parametrize("path", sorted(readings.FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_machines_of_reports_are_judged_as_they_were(path: Path) -> None:
+    found = readings.load(path)
+    assert replayed(found) == found["findings"] != []
+
+
+# -- report --all ---------------------------------------------------------------
+
+
+def report(project: Path) -> int:
+    where = ("--pins", str(project / "pins.yaml"), "--store", str(project / "store"))
+    return main.main(["report", "--all", "--target", "rtx", "--json", *where])
+
+
+def test_one_file_has_all_results(
+    project: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (project / "key").write_text(f"{SERVER_KEY}\n")
+    monkeypatch.setattr(socket, "gethostname", lambda: "spark-7.lan")
+
+    def judged(options: accept.Options) -> dict[str, Any]:
+        return {"target": options.target, "url": f"http://{socket.gethostname()}:1", "ok": True}
+
+    def measured(options: bench.RunOptions) -> dict[str, Any]:
+        assert options.model is not None
+        tokenizer = (options.model / "tokenizer.json").read_text()
+        return {"table": options.table, "tokenizer": tokenizer, "said": f"key={SERVER_KEY}"}
+
+    monkeypatch.setattr(accept, "judged", judged)
+    monkeypatch.setattr(bench, "measured", measured)
+    with serving() as fake:
+        (project / ".env").write_text(
+            f"SPARKFORGE_API_KEY_FILE={project / 'key'}\n"
+            f"SPARKFORGE_PORT={fake.url.rpartition(':')[2]}\n"
+        )
+        assert report(project) == 0
+        assert fake.answered == 1  # for the clocks
+    document = json.loads(capsys.readouterr().out)
+    with zipfile.ZipFile(tmp_path / document["file"]) as opened:
+        texts = {name: opened.read(name).decode() for name in opened.namelist()}
+    assert json.loads(texts["accept.json"])["target"] == "rtx"
+    found = json.loads(texts["bench.json"])
+    revision = pins.load(ROOT / "pins.yaml").models["gpt-oss-20b"].revision
+    assert f"gpt-oss-20b/snapshots/{revision}/tokenizer.json" in found["tokenizer"]
+    assert found["table"] == "seeds"
+    assert {"readings.json", "findings.json", "container.log"} < set(texts)
+    for text in texts.values():
+        for secret in (SERVER_KEY, TOKEN, AUTH, SERIAL, str(Path.home()), socket.gethostname()):
+            assert secret not in text
+
+
+def test_a_server_that_does_not_answer_is_in_the_file(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / ".env").write_text("SPARKFORGE_PORT=9\n")
+    assert report(project) == 0
+    seen = capsys.readouterr()
+    assert "error: http://127.0.0.1:9/v1/models names no model" in seen.err
+    with zipfile.ZipFile(tmp_path / json.loads(seen.out)["file"]) as opened:
+        assert json.loads(opened.read("error.json"))["exit_code"] == ServerError.exit_code
+        assert "accept.json" not in opened.namelist()
 
 
 PEM = "-----BEGIN PRIVATE KEY-----\nSECRET\n-----END PRIVATE KEY-----"

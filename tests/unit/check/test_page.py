@@ -29,6 +29,7 @@ def checkout(tmp_path: Path) -> Path:
     (dist / "b.whl").write_bytes(b"another one now")
     digests = {"a.whl": sha256(WHEEL), "b.whl": sha256(b"b"), "gone.whl": sha256(b"c")}
     item = {"stage": "wheels", "label": NASTY, "key": "f" * 64, "inputs": {}, "outputs": {}}
+    smoke = {**item, "stage": "smoke", "label": "smoke"}
     times = {NASTY: {"state": "made", "seconds": 3.0}}
     receipt = {
         "schema": 1,
@@ -37,7 +38,7 @@ def checkout(tmp_path: Path) -> Path:
         "platform": "linux/amd64",
         "pins_sha256": sha256((ROOT / "pins.yaml").read_bytes()),
         "files": digests,
-        "items": [item],
+        "items": [item, smoke],
         "run": {"machine": "x86_64", "python": "3.11.7", "seconds": 12.4, "items": times},
     }
     (dist / "receipt.json").write_text(json.dumps(receipt))
@@ -56,7 +57,8 @@ def test_page_shows_the_build_and_the_newest_results(checkout: Path) -> None:
             json.dumps({"checks": [row], "counts": {state: 1}})
         )
     (folder / "bench" / "run").mkdir(parents=True)
-    tests = {"tests": {NASTY: [60.0, 61.0]}}
+    identity = {"machine": "aarch64; 20 cores", "model": "m", "profile": "", "tool": "t 1"}
+    tests = {"identity": identity, "tests": {f"{NASTY} tok/s": [60.0, 61.0, 62.0]}, "short": {}}
     (folder / "bench" / "run" / "result.json").write_text(json.dumps(tests))
     with (checkout / "pins.yaml").open("a") as file:
         file.write("# changed\n")
@@ -70,17 +72,51 @@ def test_page_shows_the_build_and_the_newest_results(checkout: Path) -> None:
         f"a.whl {sha256(WHEEL)} unchanged",
         f"b.whl {sha256(b'b')} missing or changed",
         f"gone.whl {sha256(b'c')} missing or changed",
-        "2 of 3 files missing or changed",
-        f"wheels {NASTY} {'f' * 12} made 3.0",
+        "2 of 3 files missing or changed · smoke test passed · accept 1/1 · bench reliable",
+        f"wheels {NASTY} made 3.0",
         f"{patches} patches of vllm",
-        "accept: 1 ok",
         f"chat ok 2026-11-23 {NASTY}",
-        f"{NASTY} 60.0 61.0",
+        f"{NASTY} tok/s 61.00 60.00 62.00 3",
+        "aarch64; 20 cores · m · t 1",
         "pins.yaml has changed since this build",
     ):
         assert words in text
     assert "patches of flashinfer" not in text
     assert "2026-11-22" not in text
+
+
+@pytest.mark.parametrize(
+    ("state", "runs", "short", "verdict", "colour"),
+    [
+        ("ok", (60, 61, 62), {}, "accept 1/1 · bench reliable", ""),
+        ("ok", (60, 61), {}, "accept 1/1 · bench unreliable: less than three runs", "open"),
+        ("ok", (60, 61, 90), {}, "bench unreliable: runs differ by 49%", "open"),
+        ("ok", (60, 61, 62), {"a": 3}, "bench unreliable: answers ended early", "open"),
+        ("not checked", (60, 61, 62), {}, "accept 0/1, 1 not checked · bench reliable", ""),
+        ("fail", (60, 61, 62), {}, "accept 0/1, 1 failed · bench reliable", "bad"),
+        ("", (), {}, "smoke test passed · accept not run · bench not run", "open"),
+    ],
+)
+def test_verdict(
+    checkout: Path, state: str, runs: tuple[float, ...], short: object, verdict: str, colour: str
+) -> None:
+    folder = checkout / "dist" / "cpu"
+    receipt = json.loads((folder / "receipt.json").read_text())
+    (folder / "receipt.json").write_text(json.dumps({**receipt, "files": {}}))
+    if state:
+        rows = [{"name": "chat", "state": state, "seen": "x"}]
+        document = {"checks": rows, "counts": {state: 1}}
+        (folder / "accept" / "accept-1.json").write_text(json.dumps(document))
+    if runs:
+        (folder / "bench" / "run").mkdir(parents=True)
+        result = {"identity": {}, "tests": {"a: decode, tok/s": runs}, "short": short}
+        (folder / "bench" / "run" / "result.json").write_text(json.dumps(result))
+    assert report(checkout) == 0
+    (banner,) = re.findall(
+        r'<p class="banner ?(\w*)">(.*?)</p>', (folder / "report.html").read_text(), re.DOTALL
+    )
+    assert banner[0] == colour
+    assert verdict in " ".join(banner[1].split())
 
 
 @pytest.mark.parametrize(
