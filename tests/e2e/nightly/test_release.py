@@ -147,6 +147,7 @@ def forge(tmp_path_factory: pytest.TempPathFactory, keys: Path, registry: str) -
     section = f"\n## {release} (2026-11-29)\n\n* all of it\n\n## "
     log.write_text(log.read_text().replace("\n## ", section, 1))
     page.write_text(f"{page.read_text()}\n<!-- release -->\n")
+    (source / "SECURITY.md").write_text("Write to us@example.org.\n")
     run(*_GIT, "add", ".", cwd=source)
     run(*_GIT, "commit", "--quiet", "--message", "small", cwd=source)
     run(*_GIT, "tag", "--annotate", f"v{release}", "--message", release, cwd=source)
