@@ -1,4 +1,4 @@
-"""`build.py roofline`: speeds of decoding that follow from a memory's bandwidth and a step's bytes.
+"""Speeds of decoding that follow from a memory's bandwidth and a step's bytes: docs/kernels.md.
 
 No speed is a measurement or a promise. A *ceiling* is the maker's bandwidth / bytes: no engine can
 be faster. What to *expect* has the bandwidth that others measured, and for each step the time that
@@ -11,18 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from cyclopts.types import PositiveInt
-
-from sparkforge.build.options import OutputOptions, command_options
 from sparkforge.core import pages
 from sparkforge.core.errors import UsageError
-from sparkforge.core.log import log
-from sparkforge.pins.pins import Pins, Target
-from sparkforge.sources.project import PinsFile, checkout
+from sparkforge.pins.pins import Pins
 
 GB = 10**9
-NOTE = "speeds are arithmetic (bandwidth / bytes), not measurements; nobody ran this on a Spark"
-_CONTEXT = 2048  # tokens
+_TARGET, _CONTEXT = "spark", 2048  # tokens
 _CONTEXTS = (0, 2048, 8192, 32768, 102400)
 _HEAD = ("GB/token", "experts", "qkv+o", "head", "KV", "rest", "sum", "ceiling", "expected", "")
 
@@ -120,11 +114,11 @@ def padded_experts(shape: Shape, moe: Moe) -> tuple[int, int]:
 
 
 def step_bytes(
-    shape: Shape, moe: Moe, formats: Mapping[Kind, Format], *, context: int, batch: int = 1
+    shape: Shape, moe: Moe, formats: Mapping[Kind, Format], context: int
 ) -> dict[str, float]:
-    """Return the bytes that one decoding step reads, by part; dense layers without a format: BF16.
+    """Return the bytes that one user's token reads, by part; dense layers without a format: BF16.
 
-    ``context``: tokens that each of the ``batch`` sequences attends to, with its own.
+    ``context``: tokens that it attends to, with itself.
     """
 
     def dense(rows: int, columns: int, kind: Kind) -> float:
@@ -134,90 +128,49 @@ def step_bytes(
     qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     wide, inner = padded_experts(shape, moe)
     expert = 3 * inner * wide * WEIGHT_BYTES["mxfp4"] + (2 * inner + wide) * _BF16
-    # the average of tokens that choose independently and evenly; real routers have preferences
-    read = shape.experts * (1 - (1 - shape.top_k / shape.experts) ** batch)
     tokens = layers // 2 * (context + min(context, shape.sliding_window))
     norms, sinks = (2 * layers + 1) * hidden, layers * shape.heads
     return {
-        "experts": layers * read * expert,
+        "experts": layers * shape.top_k * expert,
         "router": layers * (hidden + 1) * shape.experts * _BF16,
         "qkv": layers * (dense(qkv, hidden, "qkv") + qkv * _BF16),
         "o": layers * (dense(hidden, shape.heads * shape.head_dim, "o") + hidden * _BF16),
         "lm_head": dense(shape.vocab, hidden, "lm_head"),
-        "kv": batch * tokens * 2 * shape.kv_heads * shape.head_dim * _BF16,
-        # and one row of the embedding for each sequence
-        "other": (norms + sinks + batch * hidden) * _BF16,
+        "kv": tokens * 2 * shape.kv_heads * shape.head_dim * _BF16,
+        "other": (norms + sinks + hidden) * _BF16,  # and one row of the embedding
     }
 
 
-def rows(
-    pins: Pins, target: Target, context: int = _CONTEXT, batch: int = 1, layers: str | None = None
-) -> list[dict[str, Any]]:
-    """Return the table: the release, the profiles, llama.cpp's file, and ``layers`` if given."""
-    shape = SHAPES.get(target.model or "")
-    if shape is None or target.memory_gb_s is None:
-        msg = "the target has no known model, or no memory_gb_s in pins.yaml"
-        raise UsageError(msg, f"use a target with a GPU, and a model of {', '.join(SHAPES)}")
+def rows(pins: Pins, context: int = _CONTEXT) -> list[dict[str, Any]]:
+    """Return the table: the release, the profiles, llama.cpp's file."""
+    target = pins.target(_TARGET)
+    bandwidth = (target.memory_gb_s or 0) * GB
     steps: list[tuple[str, Moe, Mapping[Kind, Format]]] = [("release", "marlin-release", {})]
     for name, choice in pins.choices.items():
         steps.append((name, "marlin", parse_layers(choice.mxfp4_layers or "moe")))
     # its router and biases are in FP32: 0.03 GB more, not counted
     steps.append((LLAMA, "triton", dict.fromkeys(get_args(Kind), "q8_0")))
-    if layers is not None:
-        steps.append((f"--layers {layers}", "marlin", parse_layers(layers)))  # or refuse it
     made: list[dict[str, Any]] = []
     for name, moe, formats in steps:
-        step = step_bytes(shape, moe, formats, context=context, batch=batch)
+        step = step_bytes(SHAPES[str(target.model)], moe, formats, context)
         total, dense = sum(step.values()), step["qkv"] + step["o"]
-        read_s = total / (target.memory_gb_s * GB)
         rest_s = RELEASE_STEP_S if moe == "marlin-release" else STEP_S
-        ceiling, expected = batch / read_s, batch / (read_s / MEASURED + rest_s)
+        ceiling, expected = bandwidth / total, 1 / (total / bandwidth / MEASURED + rest_s)
         gain = expected / made[0]["expected_tok_s"] if made else 1.0
         rest = step["router"] + step["other"]
         parts = (step["experts"], dense, step["lm_head"], step["kv"], rest, total)
-        cells = (name, *(f"{part / batch / GB:.3f}" for part in parts))
+        cells = (name, *(f"{part / GB:.3f}" for part in parts))
         cells = (*cells, f"{ceiling:.1f} tok/s", f"{expected:.1f} tok/s", f"x{gain:.2f}")
-        speeds = {"ceiling_tok_s": ceiling, "expected_tok_s": expected}
-        made.append({"name": name, "bytes": step, **speeds, "cells": cells})
+        made.append({"name": name, "expected_tok_s": expected, "cells": cells})
     return made
 
 
 def markdown(pins: Pins) -> str:
     """Return the tables of docs/kernels.md: the bytes, and speeds by context."""
-    target = pins.target("spark")
-    bytes_ = pages.table(_HEAD, [row["cells"] for row in rows(pins, target)], range(1, len(_HEAD)))
-    by_context = zip(*(rows(pins, target, context) for context in _CONTEXTS), strict=True)
+    bytes_ = pages.table(_HEAD, [row["cells"] for row in rows(pins)], range(1, len(_HEAD)))
+    by_context = zip(*(rows(pins, context) for context in _CONTEXTS), strict=True)
     speeds = [
         (row[0]["name"], *(f"{at['expected_tok_s']:.1f}" for at in row)) for row in by_context
     ]
     head = ("expected tok/s, context of", *(f"{context:,}" for context in _CONTEXTS))
     return f"{bytes_}\n\n{pages.table(head, speeds, range(1, len(head)))}"
-
-
-@command_options
-class Options:
-    target: str
-    """target whose memory and model to use"""
-    context: PositiveInt = _CONTEXT
-    """context length in tokens (default: 2048)"""
-    batch: PositiveInt = 1
-    """sequences decoded at once (default: 1)"""
-    layers: str | None = None
-    """add a row for this --mxfp4-layers value, such as qkv,o,lm_head=mxfp8"""
-    pins: PinsFile = None
-    output: OutputOptions = OutputOptions()
-
-
-def run(options: Options) -> int:
-    """Print the bytes that each configuration reads a token, and the speeds that follow."""
-    pins = checkout(options.pins).pins
-    target = pins.target(options.target)
-    found = rows(pins, target, options.context, options.batch, options.layers)
-    cells = [row.pop("cells") for row in found]
-    case = {"model": target.model, "bandwidth_gb_s": target.memory_gb_s}
-    case |= {"context": options.context, "batch": options.batch}
-    log.document({"note": NOTE, **case, "rows": found})
-    log.heading(", ".join(f"{name} {value}" for name, value in case.items()))
-    log.info(NOTE)
-    log.table([_HEAD, *cells])
-    return 0

@@ -10,76 +10,21 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+import yaml
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from sparkforge.core import git
 from sparkforge.core.errors import Interrupted, SparkforgeError, StoreError, UsageError
 from sparkforge.core.log import log
 
-COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "use": {
-        "doctor": ("check.doctor.command:run", "check that this machine can build and serve"),
-        "build": ("cli.build:build_target", "fetch, patch, build and test (default)"),
-        "up": ("cli.up:up", "build what is missing, serve it by Compose, wait until it answers"),
-        "status": ("cli.up:status", "show what Compose's server does now"),
-        "model": ("", "download a target's model in advance"),
-        "model fetch": ("build.composing:fetch", "download the model to where Compose looks"),
-        "serve": ("build.serve:run", "serve the last build on loopback until Ctrl-C"),
-        "accept": ("check.accept:run", "check a running server"),
-        "images": ("build.composing:images", "list built images, and the one that Compose uses"),
-        "rollback": ("build.composing:rollback", "switch Compose to the previous image"),
-        "verify": ("check.verify:run", "rebuild and compare bytes, or check an image"),
-        "clean": ("cli.checkout:clean", "delete build results from the store"),
-    },
-    "change": {
-        "patches": ("", "list, check, apply or edit patches"),
-        "patches list": ("cli.patches:list_patches", "list all patches in order"),
-        "patches check": ("cli.patches:check_series", "check patches, and the trees they give"),
-        "patches apply": ("cli.patches:apply_series", "create a git work tree with the patches"),
-        "patches export": ("cli.patches:export_series", "write a work tree's commits as patches"),
-        "patches import": ("cli.patches:import_patches", "import patches (mbox, .patch)"),
-        "pins": ("", "check pins.yaml and record the patched trees"),
-        "pins check": ("cli.checkout:check_pins", "check pins.yaml"),
-        "pins record": ("cli.patches:record_trees", "record the patched trees in pins.yaml"),
-        "dev": ("maintain.dev:run", "run a shell, or -- COMMAND, on editable patched trees"),
-        "rebase": ("maintain.rebase:run", "move a series to another release"),
-        "watch": ("maintain.watch:run", "look for newer releases and try the series on them"),
-        "docs": ("cli.checkout:docs", "write the pages that the checkout generates"),
-        "release": ("release.command:run", "collect a build's files, sign them, push its image"),
-    },
-    "judge": {
-        "explain": ("cli.build:explain", "show what would be rebuilt, and which input changed"),
-        "roofline": ("check.roofline:run", "compute the decode speed that bandwidth allows"),
-        "bench": ("", "measure speed and answers of the last build; compare two results"),
-        "bench run": ("check.bench.command:run", "measure speed (bench --target NAME for short)"),
-        "bench compare": ("check.bench.command:compare_results", "compare two results"),
-        "bench quality": ("check.quality:measure_quality", "measure what --mxfp4-layers costs"),
-        "ablate": ("maintain.ablate:run", "check that tests notice a missing patch"),
-        "proofs": ("check.proofs:run", "check the machine code in a target's wheels"),
-        "report": ("check.report:run", "write a page of the last build; --all: one file to send"),
-    },
-    "questions": {
-        "--version": ("cli.checkout:version", "print the versions of sparkforge and its targets"),
-        "--exit-codes": ("cli.checkout:exit_codes", "explain the exit codes"),
-    },
-}
-"""Every command by purpose: its function below ``sparkforge`` ("": a group), and its description.
-Only the module of the command in use is imported."""
+_TEXTS = yaml.safe_load(Path(__file__).with_name("commands.yaml").read_text(encoding="utf-8"))
+COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = _TEXTS["commands"]
+"""Every command by purpose; only the module of the command in use is imported."""
 _HELP = ("-h", "--help")
-_USAGE = """\
-Usage: build.py COMMAND [OPTIONS]
-
-examples:
-  python3 build.py doctor --target spark  # check this machine
-  python3 build.py --target cpu           # fetch, patch, build, test; needs no GPU
-  python3 build.py serve --target cpu     # start an OpenAI server from that build
-
-build.py --help lists all commands, build.py COMMAND --help the options of one.
-build, serve and bench pass arguments after -- to `vllm serve`.
-"""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ended: list[int] = []
 """The signal that has ended this run."""
@@ -89,7 +34,11 @@ def app() -> App:
     """Return the parser of the whole command line."""
     given = Parameter(negative=(), show_default=False, json_list=False, json_dict=False)
     top = App(
-        "build.py", usage=_USAGE, version_flags=(), help_format="markdown", default_parameter=given
+        "build.py",
+        usage=_TEXTS["usage"],
+        version_flags=(),
+        help_format="markdown",
+        default_parameter=given,
     )
     for place, (purpose, commands) in enumerate(COMMANDS.items()):
         group = Group(purpose, sort_key=place)

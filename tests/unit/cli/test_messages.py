@@ -77,8 +77,8 @@ release --join example.org/x
 proofs --target cpu
 packs --target cpu
 model fetch --target cpu
-roofline --target spark --batch 0
-roofline --target spark --layers qv
+bench quality --target cpu --tokens 0
+bench quality --target cpu --layers qv
 """
 PINS = [
     ("schema: 1", "schema: 2"),
