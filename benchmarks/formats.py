@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import math
 import os
 import sys
 import tempfile
 import time
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]  # the checkout's plugin, not an installed one
@@ -44,69 +44,25 @@ SERVED = ("BF16", "Q8_0", "MXFP8", *PROFILES.values())
 """Also by vLLM; the first is what the others are compared with."""
 
 
-class Cost(BaseModel):
-    """What a format costs, as it stands in a table."""
-
-    name: str
-    perplexity: float
-    kl: float
-    """from the reference, mean over positions, in nats"""
-    kl_error: float
-    """its standard error, from the means of the texts"""
-    same: float
-    """share of positions with the same likeliest token"""
+Row = dict[str, Any]
+"""What a format costs: perplexity, ``kl`` from the reference (mean over positions, in nats) with
+its standard error from the means of the texts, ``same``: share of positions with the same likeliest
+token. Of torch's also bits, and the relative errors of all attention weights together and of the
+head (Frobenius norm); of vLLM's ``covered``, the probability of the tokens that both have."""
+Record = dict[str, Any]
+"""All of a run: formats.json."""
 
 
-class Row(Cost):
-    """By torch, with float32 activations."""
-
-    bits: float
-    attention: float
-    """relative error of all attention weights together (Frobenius norm)"""
-    head: float
+def row_of(record: Record, name: str) -> Row:
+    """Return the row of a format."""
+    return next(one for one in record["rows"] if one["name"] == name)
 
 
-class Served(Cost):
-    """By vLLM, against its answers for the first; KL is a lower bound."""
-
-    covered: float
-    """probability of the tokens that both have"""
-
-
-class Packed(BaseModel):
-    """BF16 in 12 bits, on one kind of weights."""
-
-    weights: str
-    listed: float
-    """share of the elements in the list"""
-    bits: float
-
-
-class Record(BaseModel):
-    """All of a run."""
-
-    date: str
-    torch: str
-    transformers: str
-    vllm: str
-    threads: int
-    seconds: int
-    pages: list[str]
-    tokens: int
-    permuted_kl: float
-    """between the model as stored and the one with permuted channels"""
-    rows: list[Row]
-    served: list[Served]
-    lossless: list[Packed]
-
-    def row(self, name: str) -> Row:
-        """Return the row of a format."""
-        return next(one for one in self.rows if one.name == name)
-
-    def beaten(self, row: Row) -> str:
-        """Return the nearest format that needs no more bits, or "" for itself."""
-        best = min((one for one in self.rows if one.bits <= row.bits), key=lambda one: one.kl)
-        return best.name if best.kl < row.kl else ""
+def beaten(record: Record, row: Row) -> str:
+    """Return the nearest format that needs no more bits, or "" for itself."""
+    fit = (one for one in record["rows"] if one["bits"] <= row["bits"])
+    best = min(fit, key=lambda one: one["kl"])
+    return best["name"] if best["kl"] < row["kl"] else ""
 
 
 def bars(record: Record) -> list[tuple[str, ...]]:
@@ -119,10 +75,11 @@ def bars(record: Record) -> list[tuple[str, ...]]:
         return profile, PROFILES[profile], wanted, f"{found:.3g}", met
 
     def bar(profile: str, limit: float, other: str) -> tuple[str, ...]:
-        share = record.row(PROFILES[profile]).kl / record.row(other).kl
+        share = row_of(record, PROFILES[profile])["kl"] / row_of(record, other)["kl"]
         return row(profile, f"KL at most {limit:.3g} times {other}'s", share, limit)
 
-    points = abs(record.row(PROFILES["balanced"]).same - record.row("Q8_0").same) * 100
+    same = (row_of(record, name)["same"] for name in (PROFILES["balanced"], "Q8_0"))
+    points = abs(next(same) - next(same)) * 100
     return [
         bar("balanced", 1 / 25, "MXFP8"),
         bar("balanced", 3, "Q8_0"),
@@ -134,9 +91,10 @@ def bars(record: Record) -> list[tuple[str, ...]]:
 
 def page(record: Record) -> str:
     """Return the page of evidence."""
-    rows = sorted(record.rows, key=lambda one: (-one.bits, one.kl))
+    rows = sorted(record["rows"], key=lambda one: (-one["bits"], one["kl"]))
+    nearer = partial(beaten, record)
     template = Path(__file__).with_suffix(".md.j2")
-    return pages.render(template, record=record, rows=rows, bars=bars(record))
+    return pages.render(template, record=record, rows=rows, beaten=nearer, bars=bars(record))
 
 
 def relative(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
@@ -177,7 +135,7 @@ def measure(model_folder: Path, sdist: Path, count: int) -> Record:
         pairs = {key: (weight, exact[key]) for key, weight in weights.items()}
         head = relative([pairs.pop("lm_head.weight")])
         attention, cost = relative(list(pairs.values())), trained.cost(model, ids, reference)
-        rows.append(Row(name=name, bits=one.bits, attention=attention, head=head, **cost))
+        rows.append({"name": name, "bits": one.bits, "attention": attention, "head": head} | cost)
         print(f"{rows[-1]!r} {time.monotonic() - begun:.0f} s", flush=True)
         if name in SERVED:
             with tempfile.TemporaryDirectory() as folder:
@@ -186,25 +144,25 @@ def measure(model_folder: Path, sdist: Path, count: int) -> Record:
             first = first or said
             finalists.append(answered(name, texts, first, said))
             print(f"{finalists[-1]!r} {time.monotonic() - begun:.0f} s", flush=True)
-    return Record(
-        date=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
-        torch=torch.__version__,
-        transformers=transformers.__version__,
-        vllm=version("vllm"),
-        threads=torch.get_num_threads(),
-        pages=list(scored),
-        tokens=sum(map(len, ids)),
-        permuted_kl=permuted_kl,
-        rows=rows,
-        served=finalists,
-        lossless=packed(exact),
-        seconds=round(time.monotonic() - begun),
-    )
+    return {
+        "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "vllm": version("vllm"),
+        "threads": torch.get_num_threads(),
+        "seconds": round(time.monotonic() - begun),
+        "pages": list(scored),
+        "tokens": sum(map(len, ids)),
+        "permuted_kl": permuted_kl,  # between the model as stored and with permuted channels
+        "rows": rows,
+        "served": finalists,
+        "lossless": packed(exact),
+    }
 
 
 def answered(
     name: str, texts: list[list[int]], reference: list[served.Page], pages: list[served.Page]
-) -> Served:
+) -> Row:
     """Compare what vLLM said of each text with what it said of the model as it is."""
     from benchmarks import trained
 
@@ -215,11 +173,14 @@ def answered(
     ]
     kls, same = ([one[key] for one in found] for key in ("mean_kl", "agreement"))
     cost = trained.summed(kls, same, losses)
-    return Served(name=name, covered=fmean(one["covered"] for one in found), **cost)
+    return {"name": name, "covered": fmean(one["covered"] for one in found)} | cost
 
 
-def packed(exact: dict[str, torch.Tensor]) -> list[Packed]:
-    """Encode the model's weights, and made-up ones in the shape of gpt-oss's qkv, in 12 bits."""
+def packed(exact: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
+    """Encode the model's weights, and made-up ones in the shape of gpt-oss's qkv, in 12 bits.
+
+    ``listed``: share of the elements in the list.
+    """
     import torch
     from vllm_sparkforge.mx import lossless
 
@@ -249,7 +210,7 @@ def packed(exact: dict[str, torch.Tensor]) -> list[Packed]:
             listed += lossless.num_listed(result)
             count += weight.numel()
             bits += lossless.bits_each(result) * weight.numel()
-        found.append(Packed(weights=label, listed=listed / count, bits=bits / count))
+        found.append({"weights": label, "listed": listed / count, "bits": bits / count})
     return found
 
 
@@ -261,7 +222,7 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="write the page from the record")
     options = parser.parse_args()
     if options.page:
-        PAGE.write_text(page(Record.model_validate_json(RECORD.read_bytes())), encoding="utf-8")
+        PAGE.write_text(page(json.loads(RECORD.read_bytes())), encoding="utf-8")
         return
     if options.model is None:
         parser.error("--model FOLDER: see the head of this file")
@@ -273,7 +234,7 @@ def main() -> None:
     store = Path(os.environ.get("SPARKFORGE_STORE") or "~/.cache/sparkforge").expanduser()
     sdist = Store(store).download_path(file.sha256, file.file)
     record = measure(options.model, sdist, options.pages)
-    RECORD.write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

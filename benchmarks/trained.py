@@ -25,7 +25,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 LENGTH = 256
 """Tokens of a page that are scored, from its first on."""
 Cost = dict[str, float]
-"""The figures of formats.Cost."""
+"""Figures of formats.Row."""
 ROUNDED = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 

@@ -258,8 +258,6 @@ def _libraries(
 
 @command_options
 class Options:
-    """Options of ``proofs``."""
-
     wheel: Annotated[tuple[Path, ...], Parameter(consume_multiple=True)] = ()
     """wheels to check (default: those of the target's last build)"""
     target: str

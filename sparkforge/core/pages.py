@@ -1,13 +1,16 @@
 """Generated pages, by jinja2: values are escaped, and a missing name is an error.
 
 A template is stored beside the module that fills it. In ``NAME.md.j2`` values are escaped for
-Markdown, in ``NAME.sh.j2`` quoted for a shell, in ``NAME.html.j2`` and others escaped for XML.
+Markdown, in ``NAME.sh.j2`` quoted for a shell, in ``NAME.json.j2`` and ``NAME.yaml.j2`` written as
+JSON, in ``NAME.html.j2`` and others escaped for XML.
 """
 
+import json
 import re
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from sparkforge.core.errors import UsageError
 
@@ -41,7 +44,8 @@ def render(template: Path, **values: object) -> str:
     """Return a template's page; jinja2.UndefinedError: a name in it has no value."""
     import jinja2  # most commands write no page
 
-    kinds = {".md": escape, ".sh": lambda value: shlex.quote(str(value))}
+    kinds: dict[str, Callable[[Any], str]] = {".json": json.dumps, ".yaml": json.dumps}
+    kinds |= {".md": escape, ".sh": lambda value: shlex.quote(str(value))}
     finalize = kinds.get(template.suffixes[-2])
     environment = jinja2.Environment(
         autoescape=finalize is None,

@@ -31,8 +31,6 @@ _JUDGED = {"fails": "noticed", "passes": "not noticed", "skipped": "not run", "b
 
 @command_options
 class Options:
-    """Options of ``ablate``."""
-
     patch: tuple[str, ...] = field(default=(), kw_only=False)
     """patches to leave out, one at a time (default: each)"""
     python: Path | None = None

@@ -42,8 +42,6 @@ _MOUNTED = "/opt/sparkforge/overlay"
 
 @command_options
 class Options:
-    """Options of ``dev``."""
-
     target: str
     """target whose work trees to use"""
     dir: Path | None = None

@@ -24,17 +24,7 @@ from sparkforge.series import series
 from sparkforge.series.patchfile import Patch
 from sparkforge.sources.project import Project
 
-_CONFIG = {
-    "rerere.enabled": "true",
-    "rerere.autoUpdate": "true",
-    "merge.conflictStyle": "diff3",  # a conflict shows the common base
-    "merge.directoryRenames": "true",  # a new file goes where its folder went
-    "core.autocrlf": "false",
-    "gc.auto": "0",
-    "notes.rewriteRef": "refs/notes/patches",  # a commit's patch, through rebases and amends
-    "user.name": git.COMMITTER,
-    "user.email": git.COMMITTER_EMAIL,
-}
+_CONFIG = Path(__file__).with_name("gitconfig")
 _PICK = ("--quiet", "--empty=drop", "--reapply-cherry-picks", "--no-autosquash", "--no-verify")
 _WORKING = ".git/sparkforge-working"
 """There while git works: left by a kill."""
@@ -94,8 +84,7 @@ class Mover:
         alternates.write_text(f"{self.move.new.repo.resolve() / 'objects'}\n")
         if self.memory.is_dir():
             (self.folder / ".git/rr-cache").symlink_to(self.memory.resolve())
-        for key, value in _CONFIG.items():
-            self.git("config", key, value)
+        self.git("config", "include.path", str(_CONFIG))
         for commit, patch in self.patches.items():
             self.git("notes", "--ref=patches", "add", "--message", patch.name, commit)
         self.git("checkout", "--quiet", "--detach", self.tip)

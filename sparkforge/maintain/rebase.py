@@ -29,8 +29,6 @@ from sparkforge.sources.project import Project, ProjectOptions
 
 @command_options
 class Options:
-    """Options of ``rebase``."""
-
     upstream: str = field(kw_only=False)
     """upstream whose series to move"""
     onto: str | None = None

@@ -27,8 +27,6 @@ from sparkforge.sources.project import Project, ProjectOptions
 
 @command_options
 class Options:
-    """Options of ``watch``."""
-
     trial: Annotated[bool, Parameter(name="--try")] = False
     """also move to each newer release as far as it goes, build and test it"""
     propose: Path | None = None

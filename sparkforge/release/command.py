@@ -4,7 +4,6 @@ Then, with the images of all targets: one name of them, and the files that serve
 the cryptography. Neither keys nor passwords are read here.
 """
 
-import json
 import os
 import re
 import shutil
@@ -205,7 +204,7 @@ def sign_image(name: str, folder: Path, key: str) -> None:
         statements = {"cyclonedx": folder / SBOM}
         if os.environ.get("GITHUB_ACTIONS") == "true":
             statements[_PROVENANCE] = Path(work) / "provenance.json"
-            text = json.dumps(files.provenance(folder / receipt.NAME, os.environ))
+            text = files.provenance(folder / receipt.NAME, os.environ)
             statements[_PROVENANCE].write_text(text)
         for kind, path in statements.items():
             # --replace: a repeated push leaves one statement

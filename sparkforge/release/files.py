@@ -3,11 +3,9 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from sparkforge.build import composing
+from sparkforge.core import pages
 from sparkforge.core.disk import sha256_file
 from sparkforge.core.errors import CheckError
 from sparkforge.pins.pins import Pins
@@ -71,54 +69,15 @@ def variables(compose: str, served: str) -> str:
 def _recipe(pins: Pins, image: str) -> str:
     """Return the recipe for sparkrun, which downloads the model to a cache of its own."""
     target = pins.target(MAIN)
-    model = pins.models[str(target.model)]
-    folder = f"models--{model.repository.replace('/', '--')}/snapshots/{{model_revision}}"
-    words = (
-        "SPARKFORGE_LISTEN={host}:{port}",
-        f"SPARKFORGE_MODEL=$HF_HUB_CACHE/{folder}",
-        "/opt/sparkforge/venv/bin/python -I /opt/sparkforge/bin/entrypoint.py",
-        "--revision {model_revision} --served-model-name {served_model_name}",
-    )
-    recipe = {
-        "recipe_version": "2",
-        "description": target.summary,
-        "model": model.repository,
-        "model_revision": model.revision,
-        "runtime": "vllm-distributed",
-        "max_nodes": 1,
-        "container": image,
-        "defaults": {"host": "127.0.0.1", "port": 8000, "served_model_name": model.repository},
-        # sparkrun runs bash in the image, as its own user
-        "executor_config": {"entrypoint": "", "user": "10001:10001"},
-        "command": " ".join(words),
-    }
-    return yaml.safe_dump(recipe, sort_keys=False, width=100)
+    template = Path(__file__).with_name("recipe.yaml.j2")
+    return pages.render(template, target=target, model=pins.models[str(target.model)], image=image)
 
 
-def provenance(receipt: Path, job: Mapping[str, str]) -> dict[str, Any]:
+def provenance(receipt: Path, job: Mapping[str, str]) -> str:
     """Return the SLSA v1 predicate of a build in a job of a forge; ``job`` is its environment.
 
     It has the type and the fields of the forge's own statements about its workflows, and the
     receipt, which names all inputs.
     """
-    server = job["GITHUB_SERVER_URL"]
-    place, ref = f"{server}/{job['GITHUB_REPOSITORY']}", job["GITHUB_REF"]
-    run = f"{place}/actions/runs/{job['GITHUB_RUN_ID']}/attempts/{job['GITHUB_RUN_ATTEMPT']}"
-    path = job["GITHUB_WORKFLOW_REF"].removeprefix(f"{job['GITHUB_REPOSITORY']}/").split("@")[0]
-    names = ("event_name", "repository_id", "repository_owner_id")
-    github = {name: job[f"GITHUB_{name.upper()}"] for name in names}
-    github["runner_environment"] = job["RUNNER_ENVIRONMENT"]
-    commit = {"uri": f"git+{place}@{ref}", "digest": {"gitCommit": job["GITHUB_SHA"]}}
-    return {
-        "buildDefinition": {
-            "buildType": "https://actions.github.io/buildtypes/workflow/v1",
-            "externalParameters": {"workflow": {"ref": ref, "repository": place, "path": path}},
-            "internalParameters": {"github": github},
-            "resolvedDependencies": [commit],
-        },
-        "runDetails": {
-            "builder": {"id": f"{server}/{job['GITHUB_WORKFLOW_REF']}"},
-            "metadata": {"invocationId": run},
-            "byproducts": [{"name": receipt.name, "digest": {"sha256": sha256_file(receipt)}}],
-        },
-    }
+    made = {"receipt": receipt.name, "sha256": sha256_file(receipt)}
+    return pages.render(Path(__file__).with_name("provenance.json.j2"), job=job, **made)

@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
 
+import yaml
+
 from sparkforge.core import plain
 from sparkforge.core.disk import read_json, write_file
 from sparkforge.core.errors import ServerError
@@ -43,19 +45,8 @@ METRICS: Mapping[str, str] = {
     "first token, ms": "e2e_ttft",
 }
 """llama-benchy's fields, by our names; tokens a second are of all requests together."""
-TABLES: Mapping[str, str] = {
-    "quick": "--pp 512 --tg 32 --depth 0 --concurrency 1 2",
-    "seeds": "--pp 512 2048 8192 --tg 32 128 --depth 0 --concurrency 1",
-    "community": (
-        "--pp 2048 --tg 128 --depth 0 4096 8192 16384 32768 65536 100000"
-        " --concurrency 1 2 5 10 --enable-prefix-caching"
-    ),
-}
-"""By the name for ``--table``: llama-benchy's options, in tokens but for the last.
-
-``seeds``: as the first published figures of gpt-oss-120b on one Spark. ``community``: as
-spark-arena's profiles v1 and v2 (read on 2026-11-20), with depths of ours in between.
-"""
+TABLES: Mapping[str, str] = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_bytes())
+"""llama-benchy's options by the name for ``--table``."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import getpass
 import json
 import re
-import shlex
 import socket
 import time
 import zipfile
@@ -12,8 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from sparkforge import __version__
-from sparkforge.build import composing, receipt
+from sparkforge.build import composing
 from sparkforge.build.options import OutputOptions, command_options, usual_target
 from sparkforge.check.doctor.checks import Machine, judge, want_of
 from sparkforge.core.disk import disk_errors
@@ -76,28 +77,14 @@ def write(seen: Machine, target: str, findings: object, **more: object) -> dict[
     """Collect, mask, and write the archive; ``more``: documents by name. Returns what is where."""
     path = Path(time.strftime("sparkforge-report-%Y%m%d-%H%M%S.zip"))
     documents = {"readings": seen.taken, "findings": findings, **more}
-    here = shlex.quote(str(seen.root))
-    # without its variables, which may be secrets
-    inspected = '{"image": "{{.Image}}", "state": {{json .State}}, "host": {{json .HostConfig}}}'
-    box = f'"$(docker ps -aq --filter label=com.docker.compose.service={target} | head -n 1)"'
-    scripts = {
-        "checkout.txt": f"cd {here}; echo sparkforge {__version__}; git log -1; git status -s",
-        "system.txt": "uname -a; head -v /etc/*-release /sys/class/dmi/id/*_name",
-        receipt.NAME: f"cat {here}/dist/{target}/{receipt.NAME}",
-        "build.log": f"tail -c 30000000 {here}/build.log",
-        "kernel.log": "journalctl -kb -o short-iso"
-        " | grep -iE 'nvrm|xid|nvidia|out of memory|oom[-_ ]|hung task|mce:'",
-        "container.json": f"docker inspect --format '{inspected}' {box}",
-        "memory.txt": f"docker exec {box} sh -c 'head -v -n 50 /sys/fs/cgroup/memory.*'",
-        # two streams; sorted by the time at the start of each line
-        "container.log": f"docker logs --timestamps {box} 2>&1 | sort",
-    }
+    scripts = yaml.safe_load(Path(__file__).with_name("archive.yaml").read_bytes())
     mask = mask_of(composing.seen(seen.root / ".env"))
     with disk_errors(path), zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, value in documents.items():
             archive.writestr(f"{name}.json", masked_json(value, mask))
         for name, script in scripts.items():
-            output = glimpse("sh", "-c", script, timeout_s=60.0)
+            words = ("sh", "-c", script, "sh", str(seen.root), target, __version__)
+            output = glimpse(*words, timeout_s=60.0)
             text = f"{output.out}{output.err}" or output.problem  # why a part is missing
             archive.writestr(name, mask(text).encode(errors="replace"))
         files = archive.namelist()
