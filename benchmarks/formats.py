@@ -68,9 +68,7 @@ def beaten(record: Record, row: Row) -> str:
 def bars(record: Record) -> list[tuple[str, ...]]:
     """Return a row for what a profile's format has to reach: wanted, found, and whether it does."""
 
-    def row(
-        profile: str, wanted: str, found: float, limit: float
-    ) -> tuple[str, str, str, str, str]:
+    def row(profile: str, wanted: str, found: float, limit: float) -> tuple[str, ...]:
         met = "yes" if found <= limit else "**no**"
         return profile, PROFILES[profile], wanted, f"{found:.3g}", met
 
@@ -129,13 +127,13 @@ def measure(model_folder: Path, sdist: Path, count: int) -> Record:
     rows, finalists = [], []
     first: list[served.Page] = []
     texts = [one.tolist() for one in ids]
-    for name, one in trained.TABLE.items():
+    for name, (bits, quantise) in trained.TABLE.items():
         for key, weight in weights.items():
-            weight.copy_(one.quantise(exact[key]))
+            weight.copy_(quantise(exact[key]))
         pairs = {key: (weight, exact[key]) for key, weight in weights.items()}
         head = relative([pairs.pop("lm_head.weight")])
         attention, cost = relative(list(pairs.values())), trained.cost(model, ids, reference)
-        rows.append({"name": name, "bits": one.bits, "attention": attention, "head": head} | cost)
+        rows.append({"name": name, "bits": bits, "attention": attention, "head": head} | cost)
         print(f"{rows[-1]!r} {time.monotonic() - begun:.0f} s", flush=True)
         if name in SERVED:
             with tempfile.TemporaryDirectory() as folder:

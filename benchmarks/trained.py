@@ -12,7 +12,6 @@ import hashlib
 import math
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -139,12 +138,8 @@ SLICE = 128 * 1024
 """Elements at once: intermediates stay in the CPU's cache, which is twenty times as fast."""
 
 
-@dataclass(frozen=True)
-class Format:
-    """A format of the table: its bits, and its function."""
-
-    bits: float
-    quantise: Callable[[torch.Tensor], torch.Tensor]
+Format = tuple[float, Callable[[torch.Tensor], torch.Tensor]]
+"""Its bits, and its function."""
 
 
 def q8_0(weight: torch.Tensor) -> torch.Tensor:
@@ -162,12 +157,12 @@ def q8_0(weight: torch.Tensor) -> torch.Tensor:
 def of_plugin(name: str, bits: float) -> Format:
     """Return a format of ``--mxfp4-layers``."""
     form = FORMATS[name]
-    return Format(bits, lambda weight: form.dequantise(*form.quantise(weight.bfloat16())))
+    return bits, lambda weight: form.dequantise(*form.quantise(weight.bfloat16()))
 
 
-TABLE = {
-    "BF16": Format(16, lambda weight: weight.bfloat16()),
-    "Q8_0": Format(8.5, q8_0),
+TABLE: dict[str, Format] = {
+    "BF16": (16, lambda weight: weight.bfloat16()),
+    "Q8_0": (8.5, q8_0),
     "MXFP8": of_plugin("mxfp8", 8.25),
     "INT8": of_plugin("int8", 8.25),
     "INT6": of_plugin("int6", 6.5),

@@ -1,13 +1,5 @@
 #!/usr/bin/env python3
-"""Run all checks: lint, types, unit, integration, patches, the whole build.
-
-    python3 scripts/test.py                  # all that this machine can
-    python3 scripts/test.py --fast           # lint, types, unit, integration: about 8 min (2 cores)
-    python3 scripts/test.py --with-engine    # as root: a private container engine, too
-    python3 scripts/test.py --stock [0.33.0] # the plugin with a release of vLLM, or with the newest
-    python3 scripts/test.py --lint           # lint and types alone
-    python3 scripts/test.py FILE …           # these test files alone (--with-engine: with images)
-    python3 scripts/test.py --setup          # only the environment
+"""Run all checks that this machine can: lint, types, unit, integration, patches, the whole build.
 
 Makes its own environment (.venv-dev, hash-locked). Runs every step even after a failure.
 """
@@ -119,9 +111,12 @@ def lint(steps: Steps, bin_: Path) -> None:
 def main() -> int:
     """Run the steps that the options name; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--fast", action="store_true", help="no download, no server")
-    parser.add_argument("--with-engine", action="store_true", help="start a private engine (root)")
-    parser.add_argument("--stock", nargs="?", const="", metavar="VERSION", help="the plugin alone")
+    stock = "the plugin alone, with a release of vLLM (default: the newest)"
+    parser.add_argument("--fast", action="store_true", help="lint, types, unit, integration")
+    parser.add_argument(
+        "--with-engine", action="store_true", help="and images, in an engine (root)"
+    )
+    parser.add_argument("--stock", nargs="?", const="", metavar="VERSION", help=stock)
     parser.add_argument("--lint", action="store_true", help="lint and types alone")
     parser.add_argument("--setup", action="store_true", help="only make the environment")
     parser.add_argument("files", nargs="*", metavar="FILE", help="these test files alone")

@@ -64,13 +64,13 @@ LLAMA = "llama.cpp's file"
 
 @dataclass(frozen=True)
 class Shape:
-    """A gpt-oss model, by ``config.json`` at the revision in pins.yaml.
+    """A gpt-oss model, by ``config.json`` at the revision in pins.yaml: the one of 120b.
 
     A token uses ``top_k`` experts; half of the layers attend to the sliding window alone.
     """
 
-    layers: int
-    experts: int
+    layers: int = 36
+    experts: int = 128
     sliding_window: int = 128
     hidden: int = 2880
     intermediate: int = 2880
@@ -79,13 +79,6 @@ class Shape:
     kv_heads: int = 8
     head_dim: int = 64
     vocab: int = 201088
-
-
-SHAPES: Mapping[str, Shape] = {
-    "gpt-oss-120b": Shape(layers=36, experts=128),
-    "gpt-oss-20b": Shape(layers=24, experts=32),
-}
-"""By the model's name in pins.yaml."""
 
 
 def parse_layers(text: str) -> dict[Kind, Format]:
@@ -103,14 +96,10 @@ def parse_layers(text: str) -> dict[Kind, Format]:
     return {kind: chosen[kind] for kind in get_args(Kind) if kind in chosen}
 
 
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
-
-
 def padded_experts(shape: Shape, moe: Moe) -> tuple[int, int]:
     """Return hidden and intermediate size as an MoE backend stores them."""
-    hidden, intermediate = MOE_MULTIPLES[moe]
-    return _up(shape.hidden, hidden), _up(shape.intermediate, intermediate)
+    hidden, inner = MOE_MULTIPLES[moe]
+    return -(-shape.hidden // hidden) * hidden, -(-shape.intermediate // inner) * inner
 
 
 def step_bytes(
@@ -152,7 +141,7 @@ def rows(pins: Pins, context: int = _CONTEXT) -> list[dict[str, Any]]:
     steps.append((LLAMA, "triton", dict.fromkeys(get_args(Kind), "q8_0")))
     made: list[dict[str, Any]] = []
     for name, moe, formats in steps:
-        step = step_bytes(SHAPES[str(target.model)], moe, formats, context)
+        step = step_bytes(Shape(), moe, formats, context)
         total, dense = sum(step.values()), step["qkv"] + step["o"]
         rest_s = RELEASE_STEP_S if moe == "marlin-release" else STEP_S
         ceiling, expected = bandwidth / total, 1 / (total / bandwidth / MEASURED + rest_s)

@@ -4,12 +4,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from sparkforge.build.options import (
-    OutputOptions,
-    SourceName,
-    chosen_series,
-    command_options,
-)
+from sparkforge.build.options import OutputOptions, SourceName, chosen_series, command_options
 from sparkforge.core.errors import SeriesError, UsageError
 from sparkforge.core.log import counted, log
 from sparkforge.pins import yamlfile
@@ -169,10 +164,7 @@ def export_series(options: ExportOptions = ExportOptions()) -> int:
             raise SeriesError(msg, _CHERRY_PICK)
         drop = [f"{name.removesuffix('.patch')}.patch" for name in options.drop]
         fresh, report = exporting.export(
-            *(project, now, source, tree.head),
-            env=tree.objects,
-            drop=drop,
-            check=options.check,
+            *(project, now, source, tree.head), env=tree.objects, drop=drop, check=options.check
         )
         worktree.exported(tree, fresh.sha256)
     log.document(report)

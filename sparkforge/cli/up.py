@@ -9,12 +9,7 @@ from typing import Any
 
 from sparkforge.build import composing, serve
 from sparkforge.build.graph import last_variant
-from sparkforge.build.options import (
-    CheckoutOptions,
-    OutputOptions,
-    VariantOptions,
-    command_options,
-)
+from sparkforge.build.options import CheckoutOptions, OutputOptions, VariantOptions, command_options
 from sparkforge.check.subject import Subject, Unseen, of_compose, output
 from sparkforge.cli.build import BuildOptions, made
 from sparkforge.core.errors import Interrupted, ServerError

@@ -24,7 +24,8 @@ from sparkforge.series import series
 from sparkforge.series.patchfile import Patch
 from sparkforge.sources.project import Project
 
-_CONFIG = Path(__file__).with_name("gitconfig")
+CONFIG = Path(__file__).with_name("gitconfig")
+"""Settings of git in the work trees and clones of this package."""
 _PICK = ("--quiet", "--empty=drop", "--reapply-cherry-picks", "--no-autosquash", "--no-verify")
 _WORKING = ".git/sparkforge-working"
 """There while git works: left by a kill."""
@@ -84,7 +85,7 @@ class Mover:
         alternates.write_text(f"{self.move.new.repo.resolve() / 'objects'}\n")
         if self.memory.is_dir():
             (self.folder / ".git/rr-cache").symlink_to(self.memory.resolve())
-        self.git("config", "include.path", str(_CONFIG))
+        self.git("config", "include.path", str(CONFIG))
         for commit, patch in self.patches.items():
             self.git("notes", "--ref=patches", "add", "--message", patch.name, commit)
         self.git("checkout", "--quiet", "--detach", self.tip)

@@ -20,7 +20,7 @@ from sparkforge.core import git, pages
 from sparkforge.core.errors import CommandError, SeriesError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import call, failure
-from sparkforge.maintain import landing
+from sparkforge.maintain import landing, mover
 from sparkforge.maintain.mover import Mover
 from sparkforge.maintain.rebase import Job
 from sparkforge.maintain.releases import Move, Note
@@ -33,12 +33,6 @@ if TYPE_CHECKING:
 _LIMIT = 65_536
 """Characters that GitHub takes as the text of a pull request."""
 _HAND = " (needs a hand)"
-_CONFIG = {
-    "user.name": git.COMMITTER,
-    "user.email": git.COMMITTER_EMAIL,
-    "commit.gpgSign": "false",  # a user's are for the user's own commits
-    "core.hooksPath": "/dev/null",
-}
 
 
 @contextmanager
@@ -46,8 +40,8 @@ def clone(project: Project) -> Iterator[Project]:
     """Make a throw-away clone of a checkout's HEAD."""
     with project.store.temporary("watch") as work:
         root, path = work / "checkout", work / "checkout" / project.pins_path.name
-        config = [f"--config={key}={value}" for key, value in _CONFIG.items()]
-        git.git(project.root, "clone", "--quiet", "--template=", *config, ".", str(root))
+        config = f"--config=include.path={mover.CONFIG}"
+        git.git(project.root, "clone", "--quiet", "--template=", config, ".", str(root))
         yield replace(project, pins_path=path, pins=pins.load(path))
 
 
@@ -80,9 +74,9 @@ def move(here: Project, found: Found, *, trial: bool) -> tuple[Found, str, list[
 
 
 def _range_diff(job: Job, move: Move) -> str:
-    mover = Mover(job.project, move, job.tree(move.upstream))
-    ranges = (f"{move.old.commit}..{mover.tip}", f"{move.new.commit}..HEAD")
-    told = mover.git("range-diff", "--no-color", "--creation-factor=999", *ranges)
+    moved = Mover(job.project, move, job.tree(move.upstream))
+    ranges = (f"{move.old.commit}..{moved.tip}", f"{move.new.commit}..HEAD")
+    told = moved.git("range-diff", "--no-color", "--creation-factor=999", *ranges)
     # names of commits that nobody else has, new in every run
     return re.sub(r"^( *\S+:) +\S+( [<=>!] +\S+:) +\S+", r"\1\2", told, flags=re.MULTILINE)
 

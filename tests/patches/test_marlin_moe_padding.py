@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sparkforge.check.roofline import SHAPES, Moe, padded_experts
+from sparkforge.check.roofline import Moe, Shape, padded_experts
 from sparkforge.series import series
 from tests.patches.checkout import CHECKOUT, ROOT
 from tests.patches.probing import ask
@@ -50,7 +50,7 @@ LAYERS: list[dict[str, int]] = [
 
 
 # of the roofline: the whole expert, and what two and four ranks have of it
-SHAPE = SHAPES["gpt-oss-120b"]
+SHAPE = Shape()
 WIDTHS = [2880, 1440, 720]
 NARROW = "pad-marlin-s-moe-hidden-size-to-64-not-to-256.patch"
 BACKENDS: Mapping[str, Moe] = {

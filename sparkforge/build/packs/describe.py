@@ -80,10 +80,7 @@ def _prepare(tree: Path, arch: str) -> None:
 
 
 def _value(given: Any) -> Any:
-    for prefix, module in (
-        ("torch.", "torch"),
-        ("variants.", "flashinfer.jit.attention.variants"),
-    ):
+    for prefix, module in (("torch.", "torch"), ("variants.", "flashinfer.jit.attention.variants")):
         if isinstance(given, str) and given.startswith(prefix):
             return getattr(importlib.import_module(module), given.removeprefix(prefix))
     return given

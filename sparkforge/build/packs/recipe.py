@@ -27,10 +27,7 @@ NEWEST = {"GLIBC": (2, 39), "GLIBCXX": (3, 4, 33), "CXXABI": (1, 3, 15)}
 """Versions of symbols that the image has: Ubuntu 24.04, as the locks assume (scripts/lock.sh)."""
 _PREFIX = {"linux/amd64": "x86_64-linux-gnu", "linux/arm64": "aarch64-linux-gnu"}
 _DESCRIBE = Path(__file__).with_name("describe.py")
-_MEMBERS = (
-    *("nvidia/cu13/bin/", "nvidia/cu13/include/", "nvidia/cu13/nvvm/"),
-    "tvm_ffi/include/",
-)
+_MEMBERS = (*("nvidia/cu13/bin/", "nvidia/cu13/include/", "nvidia/cu13/nvvm/"), "tvm_ffi/include/")
 # stand-ins for cuBLAS's headers
 _CUBLAS = Path(__file__).with_name("include")
 _SAME_PLACE = Path(__file__).with_name("same_place.sh")

@@ -229,11 +229,7 @@ def _compile_item(
                 stage="compiled",
                 platform=context.platform,
                 arguments={"BASE": base.reference, **arguments},
-                contexts={
-                    "sources": sources,
-                    "wheels": wheels,
-                    "wheelhouse": house.path / WHEELS,
-                },
+                contexts={"sources": sources, "wheels": wheels, "wheelhouse": house.path / WHEELS},
                 options=("--no-cache-filter=compile",),  # the store keeps what is compiled
                 ca_bundle=tools.ca_bundle,
             )

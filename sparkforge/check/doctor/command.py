@@ -93,23 +93,7 @@ def write(seen: Machine, target: str, findings: object, **more: object) -> dict[
     return {"file": str(path), "parts": files}
 
 
-_NAME = rf"{SECRET_NAME}[\w.-]{{0,60}}"
-_PATTERNS = (
-    (r"-----BEGIN ([A-Z ]+)-----(?:[^\"']*?-----END \1-----|[^\"']*)", "***"),
-    (IN_URL.pattern, "***@"),
-    # tokens by their form, and a GPU's serial number
-    (r"\b(hf_|sk-|gh[pousr]_|github_pat_|nvapi-|glpat-|xox[abprs]-|GPU-)[\w-]{16,}", r"\1***"),
-    (r"(?i)\b(bearer|basic) [A-Za-z0-9+/=._~-]{6,}", r"\1 ***"),
-    # a name and its value in quotes, which may be escaped: "name": "…", 'name': '…', name="…"
-    (rf"(?i)({_NAME}\\*[\"']?\s*[:=,]\s*)(\\*[\"'])(?:(?!\2)(?:\\.|[^\n]))*", r"\1\2***"),
-    # a list of them: name=[…], 'name': […]
-    (rf"(?i)({_NAME}\\*[\"']?\s*[:=]\s*)\[[^\]\n]*", r"\1[***"),
-    # name=…, name: …, and --name … with several values
-    (rf"(?i)({_NAME}\\*[\"']?\s*[:=]\s*)[^\s\"',}}\]\\]+", r"\1***"),
-    (rf"(?i)(--[\w.-]{{0,60}}{_NAME})(?:[ \t]+(?!-)[^\s\"'\\]+)+", r"\1 ***"),
-    (r"(<(?:serial|board_id|uuid|pdi)>)[^<]*", r"\1***"),
-    (r"(?i)\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", "xx:xx:xx:xx:xx:xx"),
-)
+_MASKS = Path(__file__).with_name("masks.yaml")
 
 
 def mask_of(variables: Mapping[str, str]) -> Callable[[str], str]:
@@ -124,13 +108,17 @@ def mask_of(variables: Mapping[str, str]) -> Callable[[str], str]:
     names |= dict.fromkeys((host, host.partition(".")[0]), "HOST")
     own |= {name: word for name, word in names.items() if len(name) > 1 and name != "root"}
 
+    known = {"NAME": rf"{SECRET_NAME}[\w.-]{{0,60}}", "URL": IN_URL.pattern}
+    listed = yaml.safe_load(_MASKS.read_bytes())
+    patterns = [(re.sub("NAME|URL", lambda at: known[at[0]], one), to) for one, to in listed]
+
     def mask(text: str) -> str:
         for one, instead in own.items():  # a short one only as a word
             pattern = re.escape(one)
             whole = rf"(?<![\w.-]){pattern}(?![\w-])"
             text = re.sub(pattern if instead == "***" and len(one) > 5 else whole, instead, text)
-        for known, instead in _PATTERNS:
-            text = re.sub(known, instead, text)
+        for pattern, instead in patterns:
+            text = re.sub(pattern, instead, text)
         return text
 
     return mask

@@ -25,11 +25,11 @@ def formats() -> dict[str, Any]:
     lone = zeros.clone()
     lone[3, 5] = -3.0
     found = {}
-    for name, one in trained.TABLE.items():
+    for name, (_, quantise) in trained.TABLE.items():
         found[name] = {
-            "errors": [error(one.quantise(normal * 2.0**k), normal * 2.0**k) for k in (0, -40, 40)],
-            "zeros": bool((one.quantise(zeros) == 0).all()),
-            "lone": error(one.quantise(lone), lone),
+            "errors": [error(quantise(normal * 2.0**k), normal * 2.0**k) for k in (0, -40, 40)],
+            "zeros": bool((quantise(zeros) == 0).all()),
+            "lone": error(quantise(lone), lone),
         }
     return found
 

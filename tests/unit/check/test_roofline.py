@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from sparkforge.check.roofline import (
     LLAMA,
     MOE_MULTIPLES,
-    SHAPES,
     WEIGHT_BYTES,
     Moe,
     Shape,
@@ -23,7 +22,7 @@ from sparkforge.core.errors import UsageError
 from sparkforge.pins import pins
 from tests.support import ROOT
 
-BIG, SMALL = SHAPES["gpt-oss-120b"], SHAPES["gpt-oss-20b"]
+BIG, SMALL = Shape(), Shape(layers=24, experts=32)
 ALL = parse_layers("qkv,o,lm_head")
 MOES: list[Moe] = list(MOE_MULTIPLES)
 
