@@ -106,9 +106,6 @@ def inputs_of_image(context: Context, base: engine.BaseImage) -> dict[str, Mappi
     return note_of(context, Build(context, Tools(base=base)).graph, base)
 
 
-# -- the build that options name ---------------------------------------------------------
-
-
 def build_of(
     project: Project,
     name: str,

@@ -166,9 +166,6 @@ def serve(build: Build, options: Options) -> int:
             return 0
 
 
-# -- the tiny model for chats ------------------------------------------------------------------
-
-
 def chat_model(folder: Path, run: Callable[[str], bytes]) -> Path:
     """Return the tiny checkpoint that speaks Harmony; ``run`` gives a target's vocabulary."""
     from sparkforge.checkpoints.chat import make_chat_gpt_oss

@@ -154,9 +154,6 @@ def _wrong(server: Server, what: str) -> ServerError:
     return ServerError(msg, "run it again: build.py --target NAME")
 
 
-# -- how servers are started ---------------------------------------------------------------------
-
-
 def plugged(options: Sequence[str]) -> list[str]:
     """Return options of ``vllm serve`` as the plugin reads its own; UsageError: it could not."""
     try:

@@ -123,8 +123,6 @@ def tokenizer(here: Checkout, name: str, variables: Mapping[str, str], folder: P
     return folder
 
 
-# -- docs/status.md ----------------------------------------------------------------------
-
 Machine = Literal["x86", "arm64", "h200", "spark"]
 Level = Literal["proved", "partly", "simulated", "compiled", "not run"]
 _HEAD: Mapping[Machine, str] = {

@@ -85,9 +85,6 @@ class Subject:
         return sum(self.metrics(f"vllm:{name}").values())
 
 
-# -- the container -----------------------------------------------------------------------
-
-
 def docker(*words: str) -> str:
     """Return what docker prints, of a log also its other stream; raises Unseen."""
     seen = glimpse("docker", *words, timeout_s=ASK_S)

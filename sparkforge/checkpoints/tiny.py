@@ -145,9 +145,6 @@ def json_files(shape: Shape, source: str) -> dict[str, Any]:
     return files
 
 
-# -- the files of a checkpoint: random tensors, safetensors, tokenizer.json ----------------------
-
-
 class Random:
     """Random weights from integers only, without numpy's float streams and the C library."""
 

@@ -64,8 +64,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-# -- hashes ------------------------------------------------------------------------------
-
 _READ: dict[tuple[int, ...], str] = {}
 """The sha256 of this run's files, by device, inode, size, mtime and ctime."""
 

@@ -89,9 +89,6 @@ def run(options: Options = Options()) -> int:
     return CheckError.exit_code if bad else 0
 
 
-# -- tests -----------------------------------------------------------------------------------------
-
-
 def test_of(patch: Patch) -> str:
     """Return the node id of a patch's test; SeriesError: it has none."""
     if not (test := patch.trailers.get("Test")):
@@ -152,9 +149,6 @@ def _outcome(test: str, cases: Sequence[ET.Element]) -> Outcome:
         return Outcome("broken" if ours else "fails", bad[0].partition("\n")[0])
     passed = any("skipped" not in case for case in mine)
     return Outcome("passes" if passed else "skipped" if mine else "missing")
-
-
-# -- series with patches left out ------------------------------------------------------------------
 
 
 @contextmanager

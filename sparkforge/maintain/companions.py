@@ -84,9 +84,6 @@ def texts_of(root: Path) -> dict[str, str]:
     return {f"requirements/{p.name}": p.read_text(encoding="utf-8") for p in paths if p.is_file()}
 
 
-# -- requirements ----------------------------------------------------------------------------------
-
-
 def _declarations(project: Project, moved: Mapping[str, Upstream]) -> dict[str, Declared]:
     """Return what the old and the new wheels declare, by the list of the target that has them."""
     found: dict[str, Declared] = {}
@@ -164,9 +161,6 @@ def _lock(project: Project, here: Path, moved: Mapping[str, Upstream]) -> None:
         msg = f"requirements cannot be locked: {', '.join(names)}\n{error}"
         remedy = "change the .in file in requirements/ of this checkout; then --continue"
         raise RebaseStopped(msg, remedy) from error
-
-
-# -- builds and tests ------------------------------------------------------------------------------
 
 
 def _build(here: Project, target: str) -> None:

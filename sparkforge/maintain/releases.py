@@ -244,9 +244,6 @@ def _externals(move: Move) -> tuple[dict[str, External], list[Note]]:
     return fresh, [(f"CMake: {line}", hint) for line in lines]
 
 
-# -- what a release needs ------------------------------------------------------------------------
-
-
 def find(
     project: Project, name: str, release: Upstream, moved: Mapping[str, Upstream] = {}
 ) -> list[Note]:

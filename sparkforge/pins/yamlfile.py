@@ -106,9 +106,6 @@ def _printable(node: yaml.ScalarNode) -> str:
     return text
 
 
-# -- edits ----------------------------------------------------------------------------------
-
-
 def replace_scalars(text: str, values: Mapping[Where, str]) -> str:
     """Return the text with some values replaced; PinsError: one is not written on one line."""
     nodes = read(text).nodes

@@ -218,9 +218,6 @@ def _state(path: str) -> list[int]:
     return [found.st_size, found.st_mtime_ns]
 
 
-# -- the interpreter -----------------------------------------------------------------------------
-
-
 def uv_program() -> Path:
     """Return the uv that is locked with the driver."""
     from uv import find_uv_bin

@@ -175,8 +175,6 @@ def kept_log(server: Server, path: Path) -> Iterator[None]:
         raise ServerError(error.what, remedy) from error
 
 
-# -- why a server did not start ----------------------------------------------------------------
-
 _LINES = 10
 # vLLM prefixes each line with its process, and most with level, time and source
 _LINE = re.compile(

@@ -67,8 +67,6 @@ def _lint(patch: Patch, root: Path, rules: Sequence[PathRule]) -> Iterator[str]:
         yield f"trailer {NATIVE}: it changes no build rules: remove the trailer"
 
 
-# -- Drop-when: when a move to another release needs the patch no more ---------------------
-
 _FORM = "CONDITION; WORDS, where CONDITION is an upstream's version (vllm>=0.33.0) or 'test'"
 
 

@@ -64,9 +64,6 @@ class Patched:
     touched: Mapping[str, str] = field(default_factory=dict)
 
 
-# -- reading -------------------------------------------------------------------
-
-
 def read(folder: Path) -> Series:
     """Read ``folder/series`` and its patches; no such file: an empty series."""
     listing = folder / "series"
@@ -83,9 +80,6 @@ def read(folder: Path) -> Series:
     if problems:
         raise SeriesError("\n".join(map(plain.escaped, problems)))
     return Series(folder.name, folder, tuple(read_patch(folder / name) for name in names))
-
-
-# -- check and apply ---------------------------------------------------------------
 
 
 def check_emptied(series: Series, upstream: Upstream) -> None:

@@ -132,9 +132,6 @@ def plugin_item(
     return Cached("kernels", PLUGIN, inputs, PluginResult, make, (kernels,), valid=holds_wheel)
 
 
-# -- the compiler --------------------------------------------------------------------------
-
-
 def unpack(wheels: Path, folder: Path) -> None:
     """Write the compiler's library and headers from its wheels into a folder."""
     for wheel in sorted(wheels.glob("*.whl")):

@@ -131,9 +131,6 @@ def tree_of(context: Context, name: str) -> Tree:
     return Tree(name, source, series_item(context, name, source) if patched else None)
 
 
-# -- wheels -----------------------------------------------------------------------------
-
-
 def holds_wheel(artefact: Artefact[OwnWheel]) -> bool:
     """Return whether the wheel that a result holds is still the one that was made."""
     return intact(artefact.path / artefact.result.file, artefact.result.sha256)

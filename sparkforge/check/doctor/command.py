@@ -70,9 +70,6 @@ def examined(here: Checkout, target: str, store: Path | None) -> tuple[Machine, 
     return seen, {"target": target, "ok": well, "findings": rows}
 
 
-# -- the archive -------------------------------------------------------------------------
-
-
 def write(seen: Machine, target: str, findings: object, **more: object) -> dict[str, Any]:
     """Collect, mask, and write the archive; ``more``: documents by name. Returns what is where."""
     path = Path(time.strftime("sparkforge-report-%Y%m%d-%H%M%S.zip"))
