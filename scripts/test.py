@@ -76,14 +76,9 @@ class Steps:
 
     def at_once(self, *lanes: Sequence[Callable[[], None]]) -> None:
         """Run lanes of steps, two at a time; what a step prints comes at its end."""
-
-        def run(lane: Sequence[Callable[[], None]]) -> None:
-            for part in lane:
-                part()
-
         self._apart = len(lanes) > 1
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(run, lanes))
+            list(pool.map(lambda lane: [part() for part in lane], lanes))
         self._apart = False
 
     def finish(self) -> int:

@@ -19,7 +19,7 @@ from cyclopts.types import PositiveInt
 
 from sparkforge import __version__
 from sparkforge.build import composing
-from sparkforge.build.options import OutputOptions, command_options
+from sparkforge.build.options import CheckoutOptions, command_options
 from sparkforge.check import agents
 from sparkforge.check.subject import (
     TOOLS,
@@ -39,7 +39,7 @@ from sparkforge.core.run import in_parallel
 from sparkforge.runtime import client
 from sparkforge.runtime.client import Place, Said
 from sparkforge.serving.profile import Watch
-from sparkforge.sources.project import PinsFile, checkout
+from sparkforge.sources.project import checkout
 
 _STATES = {"ok": ("32", "✓"), "fail": ("31;1", "✗"), "not checked": ("2", "·")}
 IDLE_S = 60.0
@@ -242,7 +242,7 @@ def judge(name: str, subject: Subject) -> dict[str, Any]:
 
 
 @command_options
-class Options:
+class Options(CheckoutOptions):
     target: str | None = None
     """target that the server was built as (default: the one that Compose serves)"""
     url: str | None = None
@@ -251,8 +251,6 @@ class Options:
     """file with the server's output, to check backends (default: the log of Compose's container)"""
     long_prompt: PositiveInt = 100_000
     """most tokens of the long prompt (default: 100000)"""
-    pins: PinsFile = None
-    output: OutputOptions = OutputOptions()
 
 
 def run(options: Options = Options()) -> int:

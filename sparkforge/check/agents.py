@@ -176,16 +176,8 @@ def _events(subject: Subject, **options: Any) -> list[client.Json]:
 
 HINTS: Mapping[Callable[[Subject], str], str] = dict.fromkeys(
     (
-        cut_chat,
-        cut_call,
-        stop_string,
-        ignore_eos,
-        ids_of_responses,
-        tools_of_codex,
-        images,
-        options_of_templates,
-        tool_of_messages,
-        allowed_tools,
+        *(cut_chat, cut_call, stop_string, ignore_eos, ids_of_responses, tools_of_codex),
+        *(images, options_of_templates, tool_of_messages, allowed_tools),
     ),
     _SERVED,
 )

@@ -8,7 +8,7 @@ from sparkforge import __version__
 from sparkforge.build.context import release_name
 from sparkforge.build.options import CheckoutOptions, OutputOptions, chosen_series, command_options
 from sparkforge.core import errors, pages
-from sparkforge.core.disk import sha256_file
+from sparkforge.core.disk import outdated, sha256_file, write_files
 from sparkforge.core.errors import PinsError
 from sparkforge.core.log import human_bytes, log
 from sparkforge.sources.project import Checkout, checkout, store_of
@@ -62,14 +62,13 @@ def clean(options: CleanOptions = CleanOptions()) -> int:
 
 def docs(options: DocsOptions = DocsOptions()) -> int:
     """Write the generated pages, or compare them with the files."""
-    wanted = pages_of(checkout(options.pins))
-    present = {path: path.read_bytes() if path.is_file() else b"" for path in wanted}
-    stale = [path for path in wanted if present[path] != wanted[path].encode()]
+    wanted = {path: text.encode() for path, text in pages_of(checkout(options.pins)).items()}
+    stale = outdated(wanted)
     if options.check and stale:
         msg = f"out of date: {', '.join(map(str, stale))}"
         raise PinsError(msg, f"update it: build.py {pages.COMMAND}")
+    write_files(stale)
     for path in stale:
-        path.write_bytes(wanted[path].encode())
         log.info(f"{path}: written")
     log.info(f"{len(wanted) - len(stale)} of {len(wanted)} pages were up to date")
     log.document({"written": [str(path) for path in stale]})

@@ -55,6 +55,12 @@ def write_files(files: Mapping[Path, bytes | None]) -> None:
         path.unlink(missing_ok=True) if data is None else write_file(path, data)
 
 
+def outdated(files: Mapping[Path, bytes | None]) -> dict[Path, bytes | None]:
+    """Return those files that have other contents now; None: there must be none."""
+    now = {path: path.read_bytes() if path.is_file() else None for path in files}
+    return {path: data for path, data in files.items() if data != now[path]}
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return a JSON file's object; None if the file is missing or has no JSON object."""
     try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sparkforge.build.context import release_name
 from sparkforge.core import git
-from sparkforge.core.disk import write_files
+from sparkforge.core.disk import outdated, write_files
 from sparkforge.core.run import call
 from sparkforge.maintain import companions, releases
 from sparkforge.maintain.companions import Trial
@@ -59,12 +59,7 @@ def land(
         for name, target in plan.moved.items():
             notes += releases.find(here, name, target, plan.moved)
         notes += droppable(moved.values(), {**project.pins.upstreams, **plan.moved})
-        changed = [
-            path
-            for path, data in files.items()
-            if data != (path.read_bytes() if path.is_file() else None)
-        ]
-        write_files({path: files[path] for path in changed})
+        write_files(changed := outdated(files))
         if git.attempt(root, "rev-parse", "--is-inside-work-tree")[0] == 0:  # the user's own git
             paths = [str(path.relative_to(root)) for path in changed]
             call("git", "-C", root, "add", "--all", "--", *paths)
@@ -74,7 +69,7 @@ def land(
             message = "\n".join(lines)
             call("git", "-C", root, "commit", "--quiet", "-m", message, "--", *paths)
         job.remove()
-        return changed, notes, tried
+        return list(changed), notes, tried
 
 
 def _planned(job: Job, plan: Plan, results: Results) -> tuple[Files, dict[str, Series]]:

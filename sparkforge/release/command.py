@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from sparkforge.build import image, publish, receipt
 from sparkforge.build.context import release_name
-from sparkforge.build.options import OutputOptions, command_options
+from sparkforge.build.options import CheckoutOptions, command_options
 from sparkforge.build.receipt import SBOM, SUFFIX, SUMS, Receipt
 from sparkforge.core import git
 from sparkforge.core.disk import disk_errors
@@ -23,7 +23,7 @@ from sparkforge.core.run import call
 from sparkforge.pins.pins import Pins
 from sparkforge.release import files
 from sparkforge.runtime import engine
-from sparkforge.sources.project import Checkout, PinsFile, checkout
+from sparkforge.sources.project import Checkout, checkout
 
 SIGNED = (receipt.NAME, SUMS, SBOM)
 """The signed files; the receipt has the hashes of all others."""
@@ -43,7 +43,7 @@ def inputs(of: Pins) -> tuple[str, ...]:
 
 
 @command_options
-class Options:
+class Options(CheckoutOptions):
     target: str | None = None
     """target whose last build to release"""
     push: str | None = None
@@ -54,8 +54,6 @@ class Options:
     key: str | None = None
     """private key, or a key service's name as cosign writes it; password in COSIGN_PASSWORD.
     A forge's job with a token for that needs none"""
-    pins: PinsFile = None
-    output: OutputOptions = OutputOptions()
 
 
 def run(options: Options = Options()) -> int:

@@ -23,14 +23,16 @@ _HEAD = """\
 
 
 def files(pins: Pins, compose: str, release: str, images: Mapping[str, str]) -> dict[str, str]:
-    """Return the text of each file.
+    """Return the text of each file; sparkrun downloads the model to a cache of its own.
 
     Args:
         compose: text of docker-compose.yml.
         images: name by digest of each service's image.
     """
     served = compose_file(compose, release, images)
-    recipe = _recipe(pins, images[MAIN])
+    target, template = pins.target(MAIN), Path(__file__).with_name("recipe.yaml.j2")
+    model = pins.models[str(target.model)]
+    recipe = pages.render(template, target=target, model=model, image=images[MAIN])
     return {COMPOSE: served, VARIABLES: variables(compose, served), RECIPE: recipe}
 
 
@@ -64,13 +66,6 @@ def variables(compose: str, served: str) -> str:
         if used:
             lines += ["", f"# {text}", *(f"#{name}=" for name in used)]
     return "\n".join([*lines, ""])
-
-
-def _recipe(pins: Pins, image: str) -> str:
-    """Return the recipe for sparkrun, which downloads the model to a cache of its own."""
-    target = pins.target(MAIN)
-    template = Path(__file__).with_name("recipe.yaml.j2")
-    return pages.render(template, target=target, model=pins.models[str(target.model)], image=image)
 
 
 def provenance(receipt: Path, job: Mapping[str, str]) -> str:

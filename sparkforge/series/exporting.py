@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkforge.core import git, pages
-from sparkforge.core.disk import write_files
+from sparkforge.core.disk import outdated, write_files
 from sparkforge.core.errors import CommandError, PinsError, SeriesError, UsageError
 from sparkforge.core.log import counted, log
 from sparkforge.pins import yamlfile
@@ -111,12 +111,7 @@ def export(
         staged = stage(
             project.store, work / name, files, source, tree, root=project.root, paths=paths
         )
-        expected = _expected(project, source.provider, old, staged)
-    stale = {
-        path: data
-        for path, data in expected.items()
-        if (path.read_bytes() if path.is_file() else None) != data
-    }
+        stale = outdated(_expected(project, source.provider, old, staged))
     for what, patches in report.items():
         for patch in patches:
             log.info(f"{what}: {patch}")
@@ -200,7 +195,6 @@ def page(root: Path, pins: Pins, fresh: Mapping[str, Series]) -> dict[Path, byte
 
 def markdown(all_series: Sequence[Series], upstreams: Mapping[str, Upstream]) -> str:
     """Return docs/patches.md: a table for each upstream, the patches in the order of the series."""
-
     return pages.render(
         Path(__file__).with_name("patches.md.j2"),
         command=pages.COMMAND,

@@ -15,7 +15,7 @@ import yaml
 
 from sparkforge import __version__
 from sparkforge.build import composing
-from sparkforge.build.options import OutputOptions, command_options, usual_target
+from sparkforge.build.options import CheckoutOptions, command_options, usual_target
 from sparkforge.check.doctor.checks import Machine, judge, want_of
 from sparkforge.core.disk import disk_errors
 from sparkforge.core.errors import CheckError
@@ -23,22 +23,20 @@ from sparkforge.core.log import log
 from sparkforge.core.run import glimpse
 from sparkforge.runtime import client
 from sparkforge.serving.options import IN_URL, SECRET_NAME
-from sparkforge.sources.project import Checkout, PinsFile, checkout, store_of
+from sparkforge.sources.project import Checkout, checkout, store_of
 
 _MARKS = {"ok": ("32", "✓"), "not checked": ("2", "·"), "warning": ("33", "!")}
 _MARKS["error"] = "31;1", "✗"
 
 
 @command_options
-class Options:
+class Options(CheckoutOptions):
     target: str | None = None
     """target to check for (default: spark on arm64, else cpu)"""
     report: bool = False
     """pack readings, findings and logs into sparkforge-report-TIME.zip for a bug report"""
-    pins: PinsFile = None
     store: Path | None = None
     """cache folder (default: $SPARKFORGE_STORE, else ~/.cache/sparkforge)"""
-    output: OutputOptions = OutputOptions()
 
 
 def run(options: Options = Options()) -> int:
