@@ -18,7 +18,7 @@ from sparkforge.build.options import OutputOptions, command_options
 from sparkforge.build.receipt import SBOM, SUFFIX, SUMS, Receipt
 from sparkforge.core import git
 from sparkforge.core.disk import disk_errors
-from sparkforge.core.errors import CheckError, CommandError, UsageError
+from sparkforge.core.errors import CheckError, CommandError, MachineError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.pins.pins import Pins
@@ -205,7 +205,10 @@ def sign_image(name: str, folder: Path, key: str) -> None:
         statements = {"cyclonedx": folder / SBOM}
         if os.environ.get("GITHUB_ACTIONS") == "true":
             statements[_PROVENANCE] = Path(work) / "provenance.json"
-            text = json.dumps(files.provenance(folder / receipt.NAME, os.environ))
+            try:
+                text = json.dumps(files.provenance(folder / receipt.NAME, os.environ))
+            except KeyError as unset:
+                raise MachineError(f"GITHUB_ACTIONS without {unset}", "unset it here") from None
             statements[_PROVENANCE].write_text(text)
         for kind, path in statements.items():
             # --replace: a repeated push leaves one statement
