@@ -54,7 +54,7 @@ join() {
 }
 
 publish() {
-  local name=$1 tag=$GITHUB_REF_NAME one container line asset
+  local name=$1 tag=${GITHUB_REF_NAME:?the tag; a job of GitHub sets it, its GITHUB_REPOSITORY and GITHUB_SERVER_URL} one container line asset
   shift
   gh repo clone "$GITHUB_REPOSITORY" "$work/main" -- --quiet --depth=1
   grep -q '<!-- release -->$' "$work/main/README.md" || die "README.md has no line that ends with <!-- release -->"

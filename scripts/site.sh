@@ -2,9 +2,15 @@
 # Make a site of docs/: scripts/site.sh NEW-FOLDER https://FORGE/OWNER/REPOSITORY
 # README.md is its first page. A link to a file that is no page leads to the repository; a broken one ends it.
 set -euo pipefail
+: "${2:?usage: scripts/site.sh NEW-FOLDER https://FORGE/OWNER/REPOSITORY}"
 out=$(realpath "$1") files=$2/blob/HEAD/
+if [[ -e $out ]]; then
+  printf 'site: error: %s exists; name a new folder\n' "$out" >&2
+  exit 1
+fi
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 trap 'rm -rf "$work"' EXIT
 pages=$work/docs
 cp -r docs .github/zensical.toml "$work"

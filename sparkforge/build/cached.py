@@ -128,9 +128,6 @@ def _missing(
     return [missing[item] for item in items]
 
 
-# -- plans -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Planned:
     """What a build would do about one result."""
@@ -212,9 +209,6 @@ def show(context: Context, planned: Sequence[Planned]) -> None:
         for line in () if one.why == _NEW else one.why:
             log.info(f"    {line}")
     log.info(f"to fetch: {described(planned) or 'nothing'}")
-
-
-# -- runs --------------------------------------------------------------------------------
 
 
 def run(

@@ -11,13 +11,20 @@ from urllib.parse import quote
 
 from sparkforge.build import results as r
 from sparkforge.core import plain
-from sparkforge.core.errors import FetchError, IntegrityError
+from sparkforge.core.errors import FetchError, IntegrityError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import in_parallel
 from sparkforge.sources.download import fetch, from_remote
-from sparkforge.store.store import Store, place
+from sparkforge.store.store import TAG, Store, place
 
 _KINDS = (r.OwnWheel, r.FilesResult, r.SourceResult, r.SeriesResult, r.WheelhouseResult)
+
+
+def check(store: Store) -> None:
+    """Refuse a remote that is no store; one that does not answer is a warning alone."""
+    with store.temporary("remote") as work:
+        if not from_remote(store, TAG, work / TAG, TAG, 1 << 24) and store.remote:
+            raise UsageError(f"--remote {store.remote}: no {TAG}, so no store", "see docs/build.md")
 
 
 def take(store: Store, item: Any) -> bool:
@@ -38,7 +45,7 @@ def take(store: Store, item: Any) -> bool:
         files |= getattr(result, "files", {})
 
         def fetched(name: str, _: Event) -> Path:
-            if wrong := plain.path_problem(f"{files[name]}/{name}"):
+            if wrong := plain.path_problem(f"{files[name].replace('/', '//')}/{name}"):
                 raise IntegrityError(f"its record names a file that {wrong}")
             url = f"{remote}/{where}/{quote(name)}"
             return fetch(store, name=name, sha256=files[name], locate=lambda: url)

@@ -100,13 +100,14 @@ def of_compose(variables: Mapping[str, str], target: str) -> Any:
     """
     label, services = "com.docker.compose", (target, f"{target}-head", f"{target}-worker")
     project = f"label={label}.project={variables.get('COMPOSE_PROJECT_NAME') or 'sparkforge'}"
+    lasting = f"label={label}.oneoff=False"  # not what is run once, such as `model fetch`
     try:
-        names = docker("ps", "--all", "--quiet", "--filter", project).split()
+        names = docker("ps", "-aq", "--filter", project, "--filter", lasting).split()
         every = json.loads(docker("inspect", *names)) if names else []
-    except Unseen as why:
+    except (Unseen, ValueError) as why:  # or what docker prints is no JSON
         raise MachineError(f"no container can be seen: {why}", "start Docker") from None
     for one in every:
-        if one["Config"]["Labels"][f"{label}.service"] in services:
+        if one["Config"]["Labels"].get(f"{label}.service") in services:
             return one
     raise ServerError(f"Compose has no server of target {target}", "start one: build.py up")
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from sparkforge.build import cached, publish, receipt
+from sparkforge.build import cached, publish, receipt, remote
 from sparkforge.build.context import PLANNED, STAGES
 from sparkforge.build.graph import build_of, last_variant
 from sparkforge.build.options import (
@@ -73,9 +73,9 @@ def build_target(options: BuildOptions) -> int:
     if options.remote is not None:
         if project.access.offline:
             raise UsageError("--remote and --offline conflict", "omit one of them")
-        url = options.remote.rstrip("/")
-        url = url if "://" in url else Path(url).resolve().as_uri()
-        project = replace(project, store=Store(project.store.root, url))
+        url = options.remote if "://" in options.remote else Path(options.remote).resolve().as_uri()
+        project = replace(project, store=Store(project.store.root, url.rstrip("/")))
+        remote.check(project.store)
     log.document(plain.as_json(made(project, options)))
     return 0
 

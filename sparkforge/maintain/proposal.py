@@ -52,7 +52,8 @@ def move(here: Project, found: Found, *, trial: bool) -> tuple[Found, str, list[
     where the move stopped, what no longer agrees, and ``git range-diff`` of the series.
     """
     root, job, base = here.root, Job(here, found.upstream), git.head(here.root)
-    text, diff, notes, tree = _title(found), "", list[Note](), "HEAD^{tree}"
+    text, tree = f"Move {found.upstream} to {found.newest}", "HEAD^{tree}"
+    diff, notes = "", list[Note]()
     try:
         plan = job.begin(found.newest, companions=True)
         results = job.move(plan, None)
@@ -81,10 +82,6 @@ def _range_diff(job: Job, move: Move) -> str:
     return re.sub(r"^( *\S+:) +\S+( [<=>!] +\S+:) +\S+", r"\1\2", told, flags=re.MULTILINE)
 
 
-def _title(found: Found) -> str:
-    return f"Move {found.upstream} to {found.newest}"
-
-
 @dataclass(frozen=True)
 class Forge:
     """The repository that a checkout came from."""
@@ -108,7 +105,7 @@ class Forge:
 
     def tell(self, here: Project, found: Found, known: Found | None) -> None:
         """Bring an upstream's pull request up to date, with what its trial gave (``known``)."""
-        branch, title = f"bot/{found.upstream}", _title(found)
+        branch, title = f"bot/{found.upstream}", f"Move {found.upstream} to {found.newest}"
         tip = self.heads.get(branch)
         every = self._api("GET", f"pulls?state=all&per_page=100&head={{owner}}:{branch}")
         opened = next((one for one in every if one["state"] == "open"), None)

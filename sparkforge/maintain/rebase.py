@@ -145,9 +145,6 @@ def _say(notes: Iterable[Note]) -> dict[str, object]:
     return {"companions": [{"what": what, "mend": hint} for what, hint in notes]}
 
 
-# -- a rebase in progress --------------------------------------------------------------------------
-
-
 @dataclass
 class Plan:
     """What moves where, and what people answered."""
@@ -247,8 +244,6 @@ class Job:
                 msg = f"{move.upstream}: the series or its pin changed after the rebase started"
                 remedy = f"undo that change, or run build.py rebase {self.upstream} --abort"
                 raise UsageError(msg, remedy)
-
-    # -- moving --------------------------------------------------------------------------------
 
     def tree(self, upstream: str) -> Path:
         return self.folder / ("tree" if upstream == self.upstream else f"tree-{upstream}")

@@ -11,13 +11,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from jinja2 import UndefinedError
+
 from sparkforge.build import image, publish, receipt
 from sparkforge.build.context import release_name
 from sparkforge.build.options import CheckoutOptions, command_options
 from sparkforge.build.receipt import SBOM, SUFFIX, SUMS, Receipt
 from sparkforge.core import git
 from sparkforge.core.disk import disk_errors
-from sparkforge.core.errors import CheckError, CommandError, UsageError
+from sparkforge.core.errors import CheckError, CommandError, MachineError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.pins.pins import Pins
@@ -202,7 +204,10 @@ def sign_image(name: str, folder: Path, key: str) -> None:
         statements = {"cyclonedx": folder / SBOM}
         if os.environ.get("GITHUB_ACTIONS") == "true":
             statements[_PROVENANCE] = Path(work) / "provenance.json"
-            text = files.provenance(folder / receipt.NAME, os.environ)
+            try:
+                text = files.provenance(folder / receipt.NAME, os.environ)
+            except UndefinedError as unset:
+                raise MachineError(f"GITHUB_ACTIONS is set: {unset}", "unset it here") from None
             statements[_PROVENANCE].write_text(text)
         for kind, path in statements.items():
             # --replace: a repeated push leaves one statement

@@ -108,14 +108,14 @@ def _download(
     import requests
     from urllib3.exceptions import HTTPError
 
-    if local := _local(url, name):
-        with disk_errors(partial):
-            shutil.copyfile(local, partial)
-        return
     # our own loop: urllib3's repeats a request, but does not resume a body, which is where a
     # download of gigabytes fails
     for attempt in range(1, attempts + 1):
         try:
+            if local := _local(url, name):
+                with disk_errors(partial):
+                    shutil.copyfile(local, partial)
+                return
             _stream(url, partial, name, size)
             return
         except (requests.RequestException, HTTPError, ValueError) as error:  # of odd redirects, too

@@ -115,8 +115,9 @@ def mirrors(texts: Sequence[str], all_pins: Pins) -> dict[str, str]:
         name, _, url = text.partition("=")
         upstream, _, external = name.partition("/")
         known = all_pins.upstream(upstream).externals if url and name != APT else {}
-        if not url or (external and external not in known):
-            msg = f"--mirror {text}: not UPSTREAM=URL-or-path, or UPSTREAM/EXTERNAL=URL-or-path"
+        odd = name == APT and "://" not in url
+        if not url or odd or (external and external not in known):
+            msg = f"--mirror {text}: not UPSTREAM[/EXTERNAL]=URL-or-path, or {APT}=URL"
             names = ", ".join(sorted({*all_pins.upstreams, *known, APT}))
             raise UsageError(msg, f"for example --mirror vllm=/src/vllm; there are {names}")
         found[name] = url

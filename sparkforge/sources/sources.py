@@ -100,9 +100,6 @@ def fetch_release_file(store: Store, file: ReleaseFile, access: Access) -> Path:
     )
 
 
-# -- git ---------------------------------------------------------------------
-
-
 def _git(store: Store, name: str, upstream: Upstream, commit: str, access: Access) -> Source:
     repo = store.git_path(name)
     # the ref is set after the check of the tag, so it means "fetched and checked"
@@ -142,9 +139,6 @@ def _fetch_git(
     git.init_bare(repo)
     git.tidy(repo)
     git.fetch_commit(repo, where, commit)
-
-
-# -- release files -----------------------------------------------------------
 
 
 def release(store: Store, name: str, upstream: Upstream, access: Access) -> Source:

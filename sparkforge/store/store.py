@@ -35,7 +35,7 @@ _SHARED = (
     *("downloads", "partial", "git", "locks", "unpacked", INTERPRETERS),
     *(f"artefacts/{name}" for name in ("intake", "sources", "kernels", "wheelhouse", "smoke")),
 )
-_TAG = "CACHEDIR.TAG"
+TAG = "CACHEDIR.TAG"
 _OURS = "# This folder is sparkforge's store"
 _TAG_TEXT = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
@@ -93,15 +93,15 @@ class Store:
         """Create the folders; called before a write, so that a dry run leaves no trace."""
         with disk_errors(self.root):
             if not self._marked():
-                write_file(self.root / _TAG, _TAG_TEXT)  # before what it explains
+                write_file(self.root / TAG, _TAG_TEXT)  # before what it explains
             for name in ("downloads", "partial", "git", "artefacts", "last", "tmp", "locks"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
 
     def _marked(self) -> bool:
         """Return whether the folder is a store; StoreError if it is something else's."""
-        tag = self.root / _TAG
+        tag = self.root / TAG
         # written aside first, by another build too; a fresh file system has a folder of its own
-        ignored = ("lost+found", f".{_TAG}")
+        ignored = ("lost+found", f".{TAG}")
         others = [one.name for one in self.root.glob("*") if not one.name.startswith(ignored)]
         # read last: another build that makes this store writes it before anything else
         if tag.is_file() and _OURS in tag.read_text(errors="replace"):
@@ -115,7 +115,7 @@ class Store:
     def in_use(self, kind: int = fcntl.LOCK_SH) -> Iterator[None]:
         """Keep ``clean``, which holds it alone, out of the store; builds share it."""
         self._prepare()
-        with (self.root / _TAG).open() as tag:
+        with (self.root / TAG).open() as tag:
             try:
                 fcntl.flock(tag, kind | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -156,7 +156,7 @@ class Store:
 
     def sweep(self) -> None:
         """Remove folders of killed runs under tmp."""
-        ours = (self.root / _TAG).is_file()
+        ours = (self.root / TAG).is_file()
         for lock in (self.root / "tmp").glob("sparkforge-*.lock") if ours else ():
             from filelock import FileLock, Timeout
 
@@ -167,7 +167,7 @@ class Store:
     def borrowed(self, root: Path, shared: Sequence[str] = _SHARED) -> Store:
         """Return a store in a new folder that shares what does not depend on a series."""
         self._prepare()
-        write_file(root / _TAG, _TAG_TEXT)
+        write_file(root / TAG, _TAG_TEXT)
         for name in shared:
             (self.root / name).mkdir(parents=True, exist_ok=True)
             (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -231,10 +231,11 @@ class Store:
     def read(path: Path, kind: type[T]) -> Artefact[T] | None:
         """Return the artefact in a folder; as ``find``."""
         made = read_json(path / "artefact.json") or {}
-        result = plain.load(kind, made["outputs"]) if made.get("seal") == _seal(made) else None
+        result = plain.load(kind, made.get("outputs")) if made.get("seal") == _seal(made) else None
         if result is None:
             return None
-        return Artefact(made["key"], made["inputs"], result, path, made["seconds"])
+        key, inputs = made.get("key", ""), made.get("inputs", {})
+        return Artefact(key, inputs, result, path, made.get("seconds", 0))
 
     def build(
         self,

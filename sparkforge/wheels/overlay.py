@@ -148,9 +148,6 @@ def write(request: Request, source: archive.Source, changes: Plan, folder: Path)
     return Overlaid(**vars(changes), path=out, version=version)
 
 
-# -- which members change --------------------------------------------------------
-
-
 def plan(request: Request, layers: Sequence[Layer], source: archive.Source) -> Plan:
     """Find the changes of patched trees in a release wheel; raises as ``build``."""
     fresh: dict[str, bytes] = {}
@@ -198,9 +195,6 @@ def _blob(wheel: archive.Source, member: str) -> str:
     data = wheel.read(member)
     # git's own formula; SHA-1 is only a name here, and the wheel itself is checked by sha256
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-
-
-# -- the wheel's own files ---------------------------------------------------------
 
 
 def _metadata(wheel: Wheel, request: Request, name: str, version: str) -> bytes:

@@ -92,6 +92,13 @@ def cut(page: Page) -> None:
     page.body = page.body[:-9]
 
 
+def without(part: str, page: Page) -> None:
+    """Make a record without a part, but with the right seal."""
+    made = json.loads(page.body)
+    del made["seal"], made[part]
+    page.body = json.dumps({**made, "seal": key_of(made)}).encode()
+
+
 def astray(page: Page, part: str = "file") -> None:
     """Have a record name a file elsewhere."""
     made = json.loads(page.body)
@@ -106,6 +113,10 @@ def astray(page: Page, part: str = "file") -> None:
         (".3-py3-none-any.whl", flip, ".whl: sha256 is "),
         (".3-py3-none-any.whl", cut, ".whl: sha256 is "),
         ("wheels/{key}/artefact.json", flip, "its record is damaged"),
+        *(
+            ("wheels/{key}/artefact.json", partial(without, part), "its record is damaged")
+            for part in ("outputs", "key")
+        ),
         ("wheels/{key}/artefact.json", astray, "points outside its folder"),
         ("wheels/{key}/artefact.json", partial(astray, part="sha256"), "points outside its folder"),
     ],
@@ -173,3 +184,11 @@ def test_no_network_and_a_remote_conflict(second: Second, tmp_path: Path) -> Non
     )
     _, err = second.project.run(*words, code=2)
     assert "--remote and --offline conflict" in err
+
+
+@pytest.mark.parametrize("where", ["no/such", "http:/x", "me@host:/store", "{root}", "{url}/x"])
+def test_what_is_no_store_is_an_error(second: Second, where: str) -> None:
+    where = where.format(root=second.project.root, url=second.url)
+    words = ("build", "--target", "tiny", "--engine", "none", "--until", "wheels")
+    _, err = second.project.run(*words, "--remote", where, code=2)
+    assert "no CACHEDIR.TAG, so no store\n  hint: " in err

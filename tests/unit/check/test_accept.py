@@ -140,7 +140,7 @@ SEEN = {
 }
 DOCKER = f"""#!/bin/sh
 case "$1" in
-ps) case "$*" in *project=sparkforge) echo c0ffee;; esac;;
+ps) case "$*" in *project=sparkforge*oneoff=False) echo c0ffee;; esac;;
 inspect) echo '[{json.dumps(SEEN)}]';;
 logs) [ "$3" = 2026-11-23T10:00:00Z ] || exit 1; echo 'of this start';;
 esac

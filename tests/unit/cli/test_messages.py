@@ -34,6 +34,7 @@ build --target cpu --colour
 --target cpu --until wheels --mirror vllm
 --target cpu --until wheels --mirror vlm=/x
 --target cpu --until wheels --mirror vllm/x=/x
+--target cpu --until wheels --mirror apt=/x
 --target cpu --until wheels --port 1
 --target rtx --dry-run --ready-timeout 9
 --target cpu --until wheels -- --mxfp4-layers o

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sparkforge.core.errors import CheckError, UsageError
+from sparkforge.core.errors import CheckError, MachineError, UsageError
 from sparkforge.pins import pins
 from sparkforge.release import command, files
 from sparkforge.runtime import engine
@@ -117,3 +117,12 @@ def test_images_of_another_release_are_not_joined(monkeypatch: pytest.MonkeyPatc
             command.run(command.Options(join=(NAME,), key=key))
     with pytest.raises(UsageError, match="not NAME@sha256"):
         command.run(command.Options(join=("sparkforge/cpu:1",), key=key))
+
+
+@pytest.mark.usefixtures("cosign")
+def test_a_job_of_another_forge_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    with pytest.raises(MachineError, match="without 'GITHUB_SERVER_URL'"):
+        command.sign_image(NAME, tmp_path, "cosign.key")
