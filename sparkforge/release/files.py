@@ -74,6 +74,6 @@ def provenance(receipt: Path, job: Mapping[str, str]) -> str:
     It has the type and the fields of the forge's own statements about its workflows, and the
     receipt, which names all inputs.
     """
-    made = {name: text for name, text in job.items() if name.isupper()}
-    made |= {"receipt": receipt.name, "sha256": sha256_file(receipt)}
-    return pages.render(Path(__file__).with_name("provenance.json.j2"), **made)
+    known = {name: text for name, text in job.items() if name.isupper()}
+    template = Path(__file__).with_name("provenance.json.j2")
+    return pages.render(template, receipt=receipt, sha256=sha256_file, **known)

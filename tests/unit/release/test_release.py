@@ -124,5 +124,5 @@ def test_a_job_of_another_forge_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    with pytest.raises(MachineError, match="without 'GITHUB_SERVER_URL'"):
+    with pytest.raises(MachineError, match="'GITHUB_SERVER_URL' is undefined"):
         command.sign_image(NAME, tmp_path, "cosign.key")
