@@ -283,7 +283,7 @@ def test_two_files_are_all_that_a_spark_needs(empty: Path, tmp_path: Path) -> No
         hub.close()
 
 
-def test_on_another_day_the_digests_are_the_same(
+def test_a_second_time_the_digests_are_the_same(
     forge: Forge, released: dict[str, str], bases: dict[str, str], tmp_path: Path
 ) -> None:
     docker("builder", "prune", "--all", "--force")
