@@ -142,11 +142,10 @@ def forge(tmp_path_factory: pytest.TempPathFactory, keys: Path, registry: str) -
     use_small(source, wheels, "spark", "linux/arm64")
     small_cpu(source / "pins.yaml")
     told = json.loads(run("python3", "build.py", "--version", "--json", cwd=source))["releases"]
-    log, page = source / "CHANGELOG.md", source / "README.md"
+    log = source / "CHANGELOG.md"
     (release,) = {*told.values()}
     section = f"\n## {release} (2026-11-29)\n\n* all of it\n\n## "
     log.write_text(log.read_text().replace("\n## ", section, 1))
-    page.write_text(f"{page.read_text()}\n<!-- release -->\n")
     (source / "SECURITY.md").write_text("Write to us@example.org.\n")
     run(*_GIT, "add", ".", cwd=source)
     run(*_GIT, "commit", "--quiet", "--message", "small", cwd=source)
@@ -220,7 +219,7 @@ def test_the_forge_has_the_files_and_a_pull_request(
         assert f"{call}" in (forge.folder / "calls").read_text()
     change = run("git", "diff", "HEAD", f"release-{forge.tag}", cwd=forge.bare)
     assert re.findall(r"(?m)^[+-]\S.*(?<!README\.md)$", change) == [
-        "-<!-- release -->",
+        "-No image is published yet, so it is built: <!-- release -->",
         f"+**[{forge.tag}](https://forge.example.org/me/fork/releases/tag/{forge.tag})**:"
         f" `{released['image']}` <!-- release -->",
     ]
