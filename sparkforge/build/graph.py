@@ -12,10 +12,7 @@ from sparkforge.build.cached import Cached, Planned, ordered, result_of
 from sparkforge.build.context import STAGES, Context, Tools
 from sparkforge.build.image import environment_item, image_item, note_of, smoke_item
 from sparkforge.build.options import ServerOptions, ToolOptions, VariantOptions, platform_of
-from sparkforge.build.packs import modules
-from sparkforge.build.packs.pack import packs_item
 from sparkforge.build.results import ImageResult, OwnWheel, PackResult, Product, WheelResult
-from sparkforge.build.stages import natives
 from sparkforge.build.stages.kernels import kernels_item, plugin_item
 from sparkforge.build.stages.thirdparty import wheelhouse_item
 from sparkforge.build.stages.wheels import overlay_item, tree_of
@@ -41,6 +38,8 @@ class Graph:
         self.trees = {layer: tree_of(context, layer) for layer in layers}
         self.wheels: Mapping[str, Cached[WheelResult]]
         if context.wheels == "compile":
+            from sparkforge.build.stages import natives  # not needed by overlays
+
             self.wheels = natives.compiled(context, tools, self.trees)
         else:
             self.wheels = {name: overlay_item(context, name, self.trees) for name in target.wheels}
@@ -49,6 +48,9 @@ class Graph:
         self.house = wheelhouse_item(context)
         self.pack: Cached[PackResult] | None = None
         if context.pack:
+            from sparkforge.build.packs import modules  # not needed by targets without a GPU
+            from sparkforge.build.packs.pack import packs_item
+
             tree = self.trees.get(modules.UPSTREAM)
             self.pack = packs_item(context, tree, modules.pinned(context.pack), tools.jobs)
         self.product: Cached[Product]

@@ -3,11 +3,13 @@
 Trees are commits in the store's repository. Compiled wheels share some functions.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkforge.build.cached import Cached, undamaged
 from sparkforge.build.context import UNPATCHED, Context
@@ -22,8 +24,9 @@ from sparkforge.sources import sources
 from sparkforge.sources.download import Fetches
 from sparkforge.sources.sources import Source
 from sparkforge.store.store import Artefact, code_of
-from sparkforge.wheels import intake, overlay
-from sparkforge.wheels.overlay import Layer, Overlaid, Request
+
+if TYPE_CHECKING:
+    from sparkforge.wheels.overlay import Layer, Overlaid, Request
 
 
 def to_fetch(context: Context, file: ReleaseFile) -> Fetches:
@@ -115,6 +118,8 @@ class Tree:
 
     def layer(self, context: Context) -> Layer:
         """Return the patched tree, and the places of its files in a wheel."""
+        from sparkforge.wheels.overlay import Layer
+
         source = self.before(context)
         patched = Patched(source, source.commit, source.tree)
         if self.series is not None:
@@ -176,6 +181,8 @@ def release_wheel(context: Context, name: str, file: ReleaseFile | None = None) 
 
     Of an older release, it has the pinned source in place of its Python files.
     """
+    from sparkforge.wheels import intake, overlay
+
     file = file or context.release_file(name)
     wheel = sources.fetch_release_file(context.store, file, context.access)
     intake.take(context.store, wheel, file.sha256)
@@ -199,8 +206,8 @@ def release_wheel(context: Context, name: str, file: ReleaseFile | None = None) 
 
     def make(folder: Path) -> OwnWheel:
         local = f"natives.{older.release}"
-        request = Request(wheel, None, local, (), add_requires=older.requires, **common)
-        layer = Layer(Patched(source, source.commit, source.tree), upstream.paths)
+        request = overlay.Request(wheel, None, local, (), add_requires=older.requires, **common)
+        layer = overlay.Layer(Patched(source, source.commit, source.tree), upstream.paths)
         made = overlay.renew(request, layer, folder)
         log.info(f"{made.path.name}: native files of {wheel.name}")
         return OwnWheel(made.path.name, sha256_file(made.path), made.version)
@@ -211,6 +218,8 @@ def release_wheel(context: Context, name: str, file: ReleaseFile | None = None) 
 
 def request_of(context: Context, name: str, wheel: Path, local: str) -> Request:
     """Return the changes to a release wheel other than its files."""
+    from sparkforge.wheels.overlay import Request
+
     plan, version_file = context.target.wheels[name], context.pins.upstream(name).version_file
     names = (wheel, plan.name, local)
     return Request(*names, plan.drop_requires, version_file, context.epoch)
@@ -249,6 +258,8 @@ def overlay_item(
         label, stage = f"wheel {name} ({UNPATCHED})", "smoke"
 
     def make(folder: Path) -> WheelResult:
+        from sparkforge.wheels import overlay
+
         if note:
             log.info(f"{name} is overlaid, not compiled: {note}")
         wheel = release_wheel(context, name)
