@@ -62,6 +62,10 @@ def session(leader: int) -> dict[int, tuple[str, str]]:
     return found
 
 
+def _compiles(running: Mapping[int, tuple[str, str]]) -> bool:
+    return bool(_COMPILERS & {name for name, _ in running.values()})
+
+
 def kill(leader: int) -> None:
     """Kill all processes of a session: ninja gives each of its jobs a group of its own."""
     for process in session(leader):
@@ -187,12 +191,12 @@ class Server:
             else:
                 with suppress(Exception):  # it does not answer yet
                     before, serves = client.observe(None), True
-            if link is not None and _COMPILERS & {name for name, _ in session(child.pid).values()}:
-                compiled = time.monotonic()
-            elif link is not None and not serves and time.monotonic() - compiled > LOAD_S:
-                raise StartError(
-                    f"a rank or NCCL hangs: no token within {LOAD_S:.0f} s", EX_TEMPFAIL
-                )
+            if link is not None and not serves:
+                if _compiles(session(child.pid)):
+                    compiled = time.monotonic()
+                elif time.monotonic() - compiled > LOAD_S:
+                    why = f"a rank or NCCL hangs: no token within {LOAD_S:.0f} s"
+                    raise StartError(why, EX_TEMPFAIL)
         if client is not None:
             took_s = time.monotonic() - self._began
             say(f"first token after {took_s:.0f} s; backends: {self._watch}")
@@ -280,7 +284,7 @@ class Server:
                 computed_s = _computed_s(child.pid) - computed_s
                 running, lasted = session(child.pid), time.monotonic() - since
                 slow = isinstance(error, TimeoutError) and lasted < max(_SLOW_S, self.hang_s)
-                if _COMPILERS & {name for name, _ in running.values()}:
+                if _compiles(running):
                     # a server ended now would build the kernel again at the next start, and again
                     say("no progress, but a compiler is running: waiting")
                     since, failures = time.monotonic(), 0
