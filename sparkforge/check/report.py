@@ -19,7 +19,7 @@ from sparkforge.check.bench import benchy, command
 from sparkforge.check.doctor.command import examined, write
 from sparkforge.check.subject import of_compose
 from sparkforge.core import pages
-from sparkforge.core.disk import intact, sha256_file, write_file
+from sparkforge.core.disk import intact, read_yaml, sha256_file, write_file
 from sparkforge.core.errors import SparkforgeError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
@@ -154,8 +154,7 @@ def status(path: Path) -> str:
     """Return docs/status.md, from the claims.yaml beside it; UsageError if that is malformed."""
     source = path.with_name("claims.yaml")
     try:
-        document = yaml.safe_load(source.read_text(encoding="utf-8"))
-        areas = TypeAdapter(tuple[Area, ...]).validate_python(document)
+        areas = TypeAdapter(tuple[Area, ...]).validate_python(read_yaml(source))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UsageError(f"{source}: {error}", "its head describes the values") from None
     text = pages.render(

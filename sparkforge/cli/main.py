@@ -14,14 +14,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-import yaml
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from sparkforge.core import git
+from sparkforge.core.disk import read_yaml
 from sparkforge.core.errors import Interrupted, SparkforgeError, StoreError, UsageError
 from sparkforge.core.log import log
 
-_TEXTS = yaml.safe_load(Path(__file__).with_name("commands.yaml").read_text(encoding="utf-8"))
+_TEXTS = read_yaml(Path(__file__).with_name("commands.yaml"))
 COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = _TEXTS["commands"]
 """Every command by purpose; only the module of the command in use is imported."""
 _HELP = ("-h", "--help")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from sparkforge.core import plain
-from sparkforge.core.disk import write_file
+from sparkforge.core.disk import YAML_LOADER, write_file
 from sparkforge.core.errors import PinsError
 
 if TYPE_CHECKING:
@@ -55,17 +55,15 @@ def dotted(where: Where) -> str:
 def read(text: str) -> Document:
     """Parse a text; yaml.YAMLError: no YAML, more than one document, or nested too deeply."""
     document = Document()
-    # the C parser is five times as fast; a build of PyYAML without libyaml lacks it
-    loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     depth = 0
-    for event in yaml.parse(text, Loader=loader):  # compose() recurses without a limit
+    for event in yaml.parse(text, Loader=YAML_LOADER):  # compose() recurses without a limit
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST:
             raise _refused(event, f"values are nested more than {_DEEPEST} deep")
         if isinstance(event, yaml.AliasEvent):  # no value contains itself
             raise _refused(event, "an alias (*): write out the value")
-    if (top := yaml.compose(text, Loader=loader)) is not None:
+    if (top := yaml.compose(text, Loader=YAML_LOADER)) is not None:
         document.keys[()] = _line(top)
         document.data = _value(top, (), document)
     return document

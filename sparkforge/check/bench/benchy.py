@@ -13,10 +13,8 @@ from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
 
-import yaml
-
 from sparkforge.core import plain
-from sparkforge.core.disk import read_json, write_file
+from sparkforge.core.disk import read_json, read_yaml, write_file
 from sparkforge.core.errors import ServerError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
@@ -45,7 +43,7 @@ METRICS: Mapping[str, str] = {
     "first token, ms": "e2e_ttft",
 }
 """llama-benchy's fields, by our names; tokens a second are of all requests together."""
-TABLES: Mapping[str, str] = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_bytes())
+TABLES: Mapping[str, str] = read_yaml(Path(__file__).with_name("tables.yaml"))
 """llama-benchy's options by the name for ``--table``."""
 
 

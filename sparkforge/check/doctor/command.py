@@ -11,13 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from sparkforge import __version__
 from sparkforge.build import composing
 from sparkforge.build.options import CheckoutOptions, command_options, usual_target
 from sparkforge.check.doctor.checks import Machine, judge, want_of
-from sparkforge.core.disk import disk_errors
+from sparkforge.core.disk import disk_errors, read_yaml
 from sparkforge.core.errors import CheckError
 from sparkforge.core.log import log
 from sparkforge.core.run import glimpse
@@ -72,7 +70,7 @@ def write(seen: Machine, target: str, findings: object, **more: object) -> dict[
     """Collect, mask, and write the archive; ``more``: documents by name. Returns what is where."""
     path = Path(time.strftime("sparkforge-report-%Y%m%d-%H%M%S.zip"))
     documents = {"readings": seen.taken, "findings": findings, **more}
-    scripts = yaml.safe_load(Path(__file__).with_name("archive.yaml").read_bytes())
+    scripts = read_yaml(Path(__file__).with_name("archive.yaml"))
     mask = mask_of(composing.seen(seen.root / ".env"))
     with disk_errors(path), zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, value in documents.items():
@@ -104,7 +102,7 @@ def mask_of(variables: Mapping[str, str]) -> Callable[[str], str]:
     own |= {name: word for name, word in names.items() if len(name) > 1 and name != "root"}
 
     known = {"NAME": rf"{SECRET_NAME}[\w.-]{{0,60}}", "URL": IN_URL.pattern}
-    listed = yaml.safe_load(_MASKS.read_bytes())
+    listed = read_yaml(_MASKS)
     patterns = [(re.sub("NAME|URL", lambda at: known[at[0]], one), to) for one, to in listed]
 
     def mask(text: str) -> str:
