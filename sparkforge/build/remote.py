@@ -22,6 +22,7 @@ _KINDS = (r.OwnWheel, r.FilesResult, r.SourceResult, r.SeriesResult, r.Wheelhous
 
 def check(store: Store) -> None:
     """Refuse a remote that is no store; one that does not answer is a warning alone."""
+    log.info(f"remote: {store.remote}")
     with store.temporary("remote") as work:
         if not from_remote(store, TAG, work / TAG, TAG, 1 << 24) and store.remote:
             raise UsageError(f"--remote {store.remote}: no {TAG}, so no store", "see docs/build.md")

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from sparkforge.core.disk import disk_errors
@@ -14,6 +15,7 @@ from sparkforge.store.store import Store
 
 _CHUNK = 1 << 20
 _TIMEOUT_S = (15, 60)  # connect, and the longest silence between two chunks
+_REMOTE_S = 10  # both, of a store that a build can do without
 _ATTEMPTS = 5
 _MOST_BYTES = 4 << 30  # of a file without a pinned size, so that no answer fills the disk
 _FIRST_WAIT_S = 1.0  # doubled with every attempt
@@ -65,7 +67,7 @@ def from_remote(store: Store, path: str, into: Path, name: str, size: int | None
     if store.remote is None:
         return False
     try:
-        _download(f"{store.remote}/{quote(path)}", into, name, size, attempts=1)
+        _download(f"{store.remote}/{quote(path)}", into, name, size, remote=True)
     except FetchError as error:
         reply = getattr(error.__cause__, "response", None)
         if error.__cause__ is not None and (reply is None or reply.status_code >= 500):
@@ -103,20 +105,21 @@ def _local(url: str, name: str) -> Path | None:
 
 
 def _download(
-    url: str, partial: Path, name: str, size: int | None, attempts: int = _ATTEMPTS
+    url: str, partial: Path, name: str, size: int | None, *, remote: bool = False
 ) -> None:
     import requests
     from urllib3.exceptions import HTTPError
 
     # our own loop: urllib3's repeats a request, but does not resume a body, which is where a
     # download of gigabytes fails
+    attempts, limit_s = (1, _REMOTE_S) if remote else (_ATTEMPTS, _TIMEOUT_S)
     for attempt in range(1, attempts + 1):
         try:
             if local := _local(url, name):
                 with disk_errors(partial):
                     shutil.copyfile(local, partial)
                 return
-            _stream(url, partial, name, size)
+            _stream(url, partial, name, size, limit_s)
             return
         except (requests.RequestException, HTTPError, ValueError) as error:  # of odd redirects, too
             response = getattr(error, "response", None)
@@ -131,7 +134,7 @@ def _download(
             time.sleep(wait)
 
 
-def _stream(url: str, partial: Path, name: str, size: int | None) -> None:
+def _stream(url: str, partial: Path, name: str, size: int | None, limit_s: Any) -> None:
     """Request the missing bytes once, and append them."""
     import requests
     from urllib3.exceptions import HTTPError
@@ -139,7 +142,7 @@ def _stream(url: str, partial: Path, name: str, size: int | None) -> None:
     have = partial.stat().st_size if partial.exists() else 0
     # no transfer compression: to resume, byte positions must be those of the file
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT_S) as reply:
+    with requests.get(url, headers=headers, stream=True, timeout=limit_s) as reply:
         if have and reply.status_code == requests.codes.requested_range_not_satisfiable:
             return  # all bytes are here (or too many: the hash is checked later)
         reply.raise_for_status()

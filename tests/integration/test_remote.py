@@ -167,6 +167,7 @@ def test_a_remote_that_is_gone_is_one_warning(second: Second) -> None:
     second.remote.close()
     states, err = second.build("--remote", second.url)
     assert states == ["made"] * 3
+    assert f"  remote: {second.url}\n" in err  # before it waits for it
     (line,) = (line for line in err.splitlines() if "warning" in line)
     assert line.endswith("going on without it") and second.url in line
 

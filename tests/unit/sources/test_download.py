@@ -2,6 +2,7 @@
 
 import gzip
 import random
+import socket
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -123,3 +124,17 @@ def test_file_url_is_copied(store: Store, tmp_path: Path) -> None:
     source.write_bytes(DATA)
     assert get(store, source.as_uri() + f"#sha256={SHA}").read_bytes() == DATA
     assert source.read_bytes() == DATA
+
+
+def test_a_remote_that_says_nothing_is_dropped_soon(
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(download, "_REMOTE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert not download.from_remote(asking := Store(store.root, url), "x", tmp_path / "x", "x")
+    assert asking.remote is None
+    assert f"warning: --remote {url}: " in capsys.readouterr().out
