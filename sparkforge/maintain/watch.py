@@ -55,6 +55,8 @@ class Found:
 def run(options: Options = Options()) -> int:
     """Look for newer releases, try the series on them and report; returns the exit code."""
     own = Project.open(options.project)
+    if options.trial and options.propose is not None:
+        raise UsageError("--try and --propose conflict", "first run watch --try --json alone")
     if options.propose is not None:
         return _propose(own, options.propose)
     with proposal.clone(own) if options.trial else nullcontext(own) as project:

@@ -69,6 +69,7 @@ rebase vllm --continue --abort
 rebase vllm --skip=
 rebase vllm --onto release:1 --abort
 rebase --all --onto release:1
+watch --try --propose x
 verify
 verify --target cpu --key no/such
 release
