@@ -170,9 +170,13 @@ class Forge:
         more = [] if body is None else ["--input", "-"]
         data = json.dumps(body).encode()
         done = call("gh", "api", *words, *more, cwd=self.root, stdin=data, check=False)
+        hint = "run it again: gh auth status, docs/rebase.md"
         if done.returncode:
-            raise CommandError(failure(done).what, "run it again: gh auth status, docs/rebase.md")
-        return json.loads(done.stdout)
+            raise CommandError(failure(done).what, hint)
+        try:
+            return json.loads(done.stdout)
+        except ValueError:
+            raise CommandError(f"gh api {path}: no JSON: {done.stdout[:200]!r}", hint) from None
 
 
 def _git(root: Path, *words: str) -> str:

@@ -40,6 +40,9 @@ def commit(branch):
     return subprocess.run(words, capture_output=True, check=False).stdout
 
 
+if state["down"] == "odd":
+    print("<html>")
+    sys.exit()
 if state["down"] and state["down"] in " ".join(words):
     refuse("Server Error (HTTP 500)")
 pulls = state["pulls"]
@@ -287,6 +290,9 @@ def test_one_for_each_upstream_and_a_forge_that_fails(
     said = forge.propose(code=12)
     assert "HTTP 500" in said["error"]["what"]
     assert said["error"]["remedy"]
+    forge.state(down="odd")
+    assert "pulls?state=all" in (error := forge.propose(code=12)["error"])["what"]
+    assert "no JSON: b'<html>" in error["what"] and error["remedy"]
     assert (len(forge.pulls()), len(forge.pulls("bot/helper"))) == (1, 0)
     assert len(forge.pulls()[0]["body"]) > 500
     forge.state(down="")
