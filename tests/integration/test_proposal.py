@@ -163,12 +163,15 @@ def test_a_pull_request_from_its_release_to_its_landing(forge: Forge) -> None:
     assert forge.heads() == before  # with code of the release at work, nothing is pushed
     assert forge.state()["writes"] == 0
     assert said["watch"][0]["trial"]["tests"] == {"tests/test_it.py::test_it": "passes"}
+    said["watch"][0]["trial"] |= {"wheels": {"a` @ada|#1": "b\n@ada"}, "@ada": {}}
     forge.tried.write_text(json.dumps(said))
     forge.propose()
     (pull,) = forge.pulls()
     assert (pull["title"], pull["draft"], pull["base"]) == ("Move demo to 2.0", False, "main")
+    assert "| `a' @ada\\|#1` | `b @ada` |\n" in pull["body"]
+    assert "@" not in re.sub("`.*?`|^    .*", "", pull["body"], flags=re.MULTILINE)
     assert f"| {FIRST} | context-only |  |" in pull["body"]
-    assert "| tests/test\\_it.py::test\\_it | passes |" in pull["body"]
+    assert "| `tests/test_it.py::test_it` | `passes` |" in pull["body"]
     assert "    1: ! 1: Change a line of the module\n" in pull["body"]
     assert "         -line_20 = 1" in pull["body"]
     tip = forge.heads()["bot/demo"]
@@ -193,7 +196,7 @@ def test_a_pull_request_from_its_release_to_its_landing(forge: Forge) -> None:
     forge.up.project.run("patches", "check")
     forge.up.project.build()
     digest = sha256(forge.up.project.wheel.read_bytes())
-    assert f"| tiny/{forge.up.project.wheel.name} | {digest} |".replace("_", "\\_") in pull["body"]
+    assert f"| `tiny/{forge.up.project.wheel.name}` | `{digest}` |" in pull["body"]
     forge.propose()
     (pull,) = forge.pulls()
     assert (pull["state"], pull["comments"]) == (
@@ -212,7 +215,7 @@ def test_a_conflict_is_a_draft_that_a_person_goes_on_with(forge: Forge) -> None:
     (pull,) = forge.pulls()
     assert (pull["title"], pull["draft"]) == ("Move demo to 2.0 (needs a hand)", True)
     assert f"demo: {FIRST}.patch: conflict" in pull["body"]
-    assert f"| {FIRST} | ! conflict | demo/mod.py: 1 overlap |" in pull["body"]
+    assert f"| {FIRST} | ! conflict | `demo/mod.py: 1 overlap` |" in pull["body"]
     assert str(forge.folder.parent) not in pull["body"]
     forge.git("fetch", "--quiet", "origin", "bot/demo")
     assert forge.git("diff", "main", "FETCH_HEAD") == ""
