@@ -114,7 +114,8 @@ def status(options: CheckoutOptions = CheckoutOptions()) -> int:
     try:
         lines = output(seen)
         found["profile"] = "".join(re.findall(r"entrypoint: profile (\S+): ", lines)[-1:])
-        found["failed_kernels"] = "".join(re.findall(SENTENCES["failed"], lines)[-1:]) or "none"
+        none = "none" if asked and "entrypoint: trial: " in lines else ""  # "": not yet tried
+        found["failed_kernels"] = "".join(re.findall(SENTENCES["failed"], lines)[-1:]) or none
         if asked:
             one = Subject(place, client.Model(asked["model"], 0))
             began, before = time.monotonic(), one.total("generation_tokens_total")
