@@ -39,16 +39,20 @@ class Options:
 
 
 def run(options: Options = Options()) -> int:
-    """Write the page, HTML without scripts or other files; UsageError without a build."""
+    """Write the page, HTML without scripts or other files; returns the code of what ``all`` lacks.
+
+    UsageError: there is no build.
+    """
     here = checkout(options.project.pins)
     variables = composing.seen(here.root / ".env")
     name = options.target or composing.served_target(variables, here.pins)
     target, folder = here.pins.target(name), here.root / "dist" / name
     document = everything(here, name, variables, options.project) if options.all else {}
+    code = int(document.get("error", {}).get("exit_code", 0))
     if (built := receipt.load(folder / receipt.NAME)) is None:
         if document:  # the image was not built here
             log.document(document)
-            return 0
+            return code
         msg = f"{folder / receipt.NAME}: missing, or of another version"
         raise UsageError(msg, f"build it: build.py --target {name}")
     used = {each for wheel, plan in target.wheels.items() for each in (wheel, *plan.carries)}
@@ -80,7 +84,7 @@ def run(options: Options = Options()) -> int:
     write_file(out, page.encode())
     log.info(f"written: {out} (open it in a browser)")
     log.document({**document, "page": str(out)})
-    return 0
+    return code
 
 
 def everything(
@@ -102,13 +106,17 @@ def everything(
                 )
             )
         except SparkforgeError as error:
-            log.error(error.what, error.remedy)
             found["error"] = error.as_json()
     with closing(client.events(place, client.COMPLETIONS, asked)) as load:
         with suppress(OSError, ValueError):  # no server; clocks are judged while one works
             next(load, None)
         seen, findings = examined(here, name, project.store)
-    return write(seen, name, findings, **found)
+    document = write(seen, name, findings, **found)
+    if why := found.get("error"):
+        missing = " and ".join(sorted({"accept", "bench"} - found.keys()))
+        log.error(f"{document['file']} lacks {missing}: {why['what']}", why["remedy"])
+        document["error"] = why
+    return document
 
 
 def tokenizer(here: Checkout, name: str, variables: Mapping[str, str], folder: Path) -> Path:

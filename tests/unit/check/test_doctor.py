@@ -326,10 +326,12 @@ def test_a_server_that_does_not_answer_is_in_the_file(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / ".env").write_text("SPARKFORGE_PORT=9\n")
-    assert report(project) == 0
+    assert report(project) == ServerError.exit_code
     seen = capsys.readouterr()
-    assert "error: http://127.0.0.1:9/v1/models names no model" in seen.err
-    with zipfile.ZipFile(tmp_path / json.loads(seen.out)["file"]) as opened:
+    file = json.loads(seen.out)["file"]
+    why = "http://127.0.0.1:9/v1/models names no model"
+    assert f"error: {file} lacks accept and bench: {why}" in seen.err
+    with zipfile.ZipFile(tmp_path / file) as opened:
         assert json.loads(opened.read("error.json"))["exit_code"] == ServerError.exit_code
         assert "accept.json" not in opened.namelist()
 
