@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 OLDEST_ENGINE = 25
 """docker-compose.yml's health check has a ``start_interval``, which older engines do not know."""
 _INSTALL = (
-    f"install Docker Engine {OLDEST_ENGINE} or newer with buildx, or build without one:"
-    " --engine none"
+    f"install Docker Engine {OLDEST_ENGINE} or newer with buildx; build.py build and serve also"
+    " work without one: --engine none"
 )
 # the first part is a registry by docker's rules: it has a dot, a port, or is localhost
 _NAME = re.compile(r"(localhost|[\w-]*[.:][\w.:-]*)(/[a-z0-9][a-z0-9._-]*)+")

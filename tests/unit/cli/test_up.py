@@ -212,6 +212,15 @@ def test_compose_that_fails_is_one_error(owner: Owner, capsys: pytest.CaptureFix
     assert "no such volume" in capsys.readouterr().err
 
 
+def test_up_without_docker(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert owner.run("up") == MachineError.exit_code
+    # up has no such option
+    assert "build and serve also work without one: --engine none" in capsys.readouterr().err
+
+
 # -- status -------------------------------------------------------------------------------------
 
 
