@@ -12,7 +12,7 @@ from sparkforge.core.errors import SeriesError, UsageError
 from sparkforge.pins.pins import Pins, SourcePlan, Target
 from sparkforge.pins.types import MACHINES, Platform
 from sparkforge.series import series
-from sparkforge.sources.project import PinsFile
+from sparkforge.sources.project import PinsFile, ProjectOptions
 
 T = TypeVar("T")
 SourceName = SourcePlan | None
@@ -25,7 +25,8 @@ Behind = Annotated[tuple[str, ...], Parameter(parse=False)]
 def command_options(options: type[T]) -> type[T]:
     """Make a command's options of a class: each field is one, with the text below it as its help.
 
-    cyclopts looks up a field's type in the module of its class, so these classes inherit none.
+    cyclopts looks up a field's type in the module of its class, so these inherit only those below.
+    It knows no positional field after an inherited one.
     """
     return Parameter(name="*")(dataclass(frozen=True, kw_only=True)(options))
 
@@ -46,6 +47,14 @@ class CheckoutOptions:
     """Options of a command that reads the checkout alone."""
 
     pins: PinsFile = None
+    output: OutputOptions = OutputOptions()
+
+
+@command_options
+class StoreOptions:
+    """Options of a command that reads checkout and store."""
+
+    project: ProjectOptions = ProjectOptions()
     output: OutputOptions = OutputOptions()
 
 
@@ -89,6 +98,15 @@ class ServerOptions:
     """loopback port (default: a free one; serve: 8000)"""
     ready_timeout: PositiveFloat | None = None
     """time limit of the server's start in seconds (default: 300; serve: none)"""
+
+
+@command_options
+class ServingOptions(StoreOptions):
+    """Options of a command that builds a target and starts its server."""
+
+    arguments: Behind = ()
+    variant: VariantOptions = VariantOptions()
+    server: ServerOptions = ServerOptions()
 
 
 def usual_target() -> str:

@@ -10,13 +10,7 @@ from pathlib import Path
 from sparkforge.build import image
 from sparkforge.build.context import Context
 from sparkforge.build.graph import Build, last_build
-from sparkforge.build.options import (
-    Behind,
-    OutputOptions,
-    ServerOptions,
-    VariantOptions,
-    command_options,
-)
+from sparkforge.build.options import ServingOptions, command_options
 from sparkforge.build.publish import made, tiny_model
 from sparkforge.build.results import ImageResult, Product
 from sparkforge.build.smoke import SMOKE_VARIABLES, start_server
@@ -30,7 +24,7 @@ from sparkforge.runtime.servers import MODEL_NAME, Launch, ending
 from sparkforge.serving import profile as profiles
 from sparkforge.serving.options import SettingError
 from sparkforge.serving.profile import Profile
-from sparkforge.sources.project import Project, ProjectOptions
+from sparkforge.sources.project import Project
 from sparkforge.store.store import Artefact
 
 CHAT_NAME = "tiny-chat-gpt-oss"
@@ -48,7 +42,7 @@ _READ_VOCABULARY = (
 
 
 @command_options
-class Options:
+class Options(ServingOptions):
     target: str
     """target to serve"""
     model: Path | None = None
@@ -57,11 +51,6 @@ class Options:
     """serve a tiny model with canned chat and tool-call replies"""
     profile: str | None = None
     """exact, balanced, fast or fastest: format of the dense layers (default: the target's)"""
-    arguments: Behind = ()
-    project: ProjectOptions = ProjectOptions()
-    output: OutputOptions = OutputOptions()
-    variant: VariantOptions = VariantOptions()
-    server: ServerOptions = ServerOptions()
 
 
 def run(options: Options) -> int:

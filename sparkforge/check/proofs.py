@@ -17,7 +17,7 @@ from typing import Annotated, NamedTuple
 from cyclopts import Parameter
 
 from sparkforge.build.context import width
-from sparkforge.build.options import OutputOptions, command_options
+from sparkforge.build.options import StoreOptions, command_options
 from sparkforge.build.stages import thirdparty
 from sparkforge.core.disk import sha256_file, write_file
 from sparkforge.core.errors import CheckError, CommandError, UsageError
@@ -25,7 +25,7 @@ from sparkforge.core.log import log
 from sparkforge.core.run import call, in_parallel
 from sparkforge.pins.pins import Target
 from sparkforge.pins.types import Contract, Excused, compiles
-from sparkforge.sources.project import Project, ProjectOptions
+from sparkforge.sources.project import Project
 from sparkforge.store.store import Store
 from sparkforge.wheels import intake
 
@@ -257,13 +257,11 @@ def _libraries(
 
 
 @command_options
-class Options:
+class Options(StoreOptions):
     wheel: Annotated[tuple[Path, ...], Parameter(consume_multiple=True)] = ()
     """wheels to check (default: those of the target's last build)"""
     target: str
     """target whose contract in pins.yaml applies"""
-    project: ProjectOptions = ProjectOptions()
-    output: OutputOptions = OutputOptions()
 
 
 def run(options: Options) -> int:

@@ -18,13 +18,7 @@ from cyclopts.types import NonNegativeFloat, PositiveInt
 
 from sparkforge.build import publish, serve
 from sparkforge.build.graph import last_build
-from sparkforge.build.options import (
-    Behind,
-    OutputOptions,
-    ServerOptions,
-    VariantOptions,
-    command_options,
-)
+from sparkforge.build.options import ServingOptions, command_options
 from sparkforge.build.smoke import SMOKE_ARGUMENTS, SMOKE_VARIABLES
 from sparkforge.check import roofline
 from sparkforge.check.bench import command
@@ -36,7 +30,7 @@ from sparkforge.runtime.client import COMPLETIONS, Place, post
 from sparkforge.runtime.servers import MODEL_NAME, Launch
 from sparkforge.serving.options import redacted
 from sparkforge.serving.profile import VARIABLE
-from sparkforge.sources.project import Project, ProjectOptions
+from sparkforge.sources.project import Project
 
 _EXACT = "exact"
 _TOP = 256  # likeliest tokens of each distribution; the rest of the vocabulary counts as one
@@ -45,7 +39,7 @@ Start = Callable[[Sequence[str]], AbstractContextManager[Place]]
 
 
 @command_options
-class QualityOptions:
+class QualityOptions(ServingOptions):
     target: str
     """target to measure"""
     model: Path | None = None
@@ -56,11 +50,6 @@ class QualityOptions:
     """limit of the mean KL divergence of the next token, in nats (default: none, figures only)"""
     tokens: PositiveInt = 64
     """tokens per continuation (default: 64)"""
-    arguments: Behind = ()
-    project: ProjectOptions = ProjectOptions()
-    output: OutputOptions = OutputOptions()
-    variant: VariantOptions = VariantOptions()
-    server: ServerOptions = ServerOptions()
 
 
 def measure_quality(options: QualityOptions) -> int:

@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter
 
 from sparkforge.build import composing, receipt
 from sparkforge.build.context import release_name
-from sparkforge.build.options import OutputOptions, chosen_series, command_options
+from sparkforge.build.options import StoreOptions, chosen_series, command_options
 from sparkforge.check import accept
 from sparkforge.check.bench import benchy, command
 from sparkforge.check.doctor.command import examined, write
@@ -29,13 +29,11 @@ from sparkforge.sources.project import Checkout, ProjectOptions, checkout
 
 
 @command_options
-class Options:
+class Options(StoreOptions):
     target: str | None = None
     """target whose last build to report on (default: the one that Compose serves)"""
     all: bool = False
     """run accept, bench and doctor with Compose's server, and pack all in one file for an issue"""
-    project: ProjectOptions = ProjectOptions()
-    output: OutputOptions = OutputOptions()
 
 
 def run(options: Options = Options()) -> int:

@@ -12,9 +12,9 @@ from sparkforge.build import cached, publish, receipt, remote
 from sparkforge.build.context import PLANNED, STAGES
 from sparkforge.build.graph import build_of, last_variant
 from sparkforge.build.options import (
-    Behind,
-    OutputOptions,
     ServerOptions,
+    ServingOptions,
+    StoreOptions,
     ToolOptions,
     VariantOptions,
     command_options,
@@ -25,12 +25,12 @@ from sparkforge.core import plain
 from sparkforge.core.errors import UsageError
 from sparkforge.core.log import log
 from sparkforge.pins.types import MACHINES
-from sparkforge.sources.project import Project, ProjectOptions
+from sparkforge.sources.project import Project
 from sparkforge.store.store import Store
 
 
 @command_options
-class BuildOptions:
+class BuildOptions(ServingOptions):
     target: str
     """target to build, from pins.yaml"""
     until: Annotated[str, Parameter(choices=STAGES)] = STAGES[-1]
@@ -41,20 +41,13 @@ class BuildOptions:
     """print the plan and exit"""
     remote: str | None = None
     """URL or path of another machine's store: take wheels and downloads from there"""
-    arguments: Behind = ()
-    project: ProjectOptions = ProjectOptions()
-    output: OutputOptions = OutputOptions()
-    variant: VariantOptions = VariantOptions()
     tools: ToolOptions = ToolOptions()
-    server: ServerOptions = ServerOptions()
 
 
 @command_options
-class ExplainOptions:
+class ExplainOptions(StoreOptions):
     target: str
     """target to explain"""
-    project: ProjectOptions = ProjectOptions()
-    output: OutputOptions = OutputOptions()
     variant: VariantOptions = VariantOptions()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sparkforge.build import composing, serve
 from sparkforge.build.graph import last_variant
-from sparkforge.build.options import CheckoutOptions, OutputOptions, VariantOptions, command_options
+from sparkforge.build.options import CheckoutOptions, StoreOptions, VariantOptions, command_options
 from sparkforge.check.subject import Subject, Unseen, of_compose, output
 from sparkforge.cli.build import BuildOptions, made
 from sparkforge.core.errors import Interrupted, ServerError
@@ -19,7 +19,7 @@ from sparkforge.pins.pins import Pins
 from sparkforge.runtime import client, engine
 from sparkforge.serving import memory
 from sparkforge.serving.profile import SENTENCES
-from sparkforge.sources.project import Project, ProjectOptions, checkout
+from sparkforge.sources.project import Project, checkout
 
 _EVERY_S = 30.0  # between two lines that differ in numbers only
 _SAMPLE_S = 2.0  # for the speed
@@ -27,11 +27,9 @@ _LOGS = "docker compose logs --tail 50; docs/troubleshooting.md, Start"
 
 
 @command_options
-class Options:
+class Options(StoreOptions):
     target: str | None = None
     """target to serve (default: the one that Compose serves)"""
-    project: ProjectOptions = ProjectOptions()
-    output: OutputOptions = OutputOptions()
 
 
 def up(options: Options = Options()) -> int:

@@ -16,7 +16,7 @@ from sparkforge.build.context import Context
 from sparkforge.build.graph import Build, build_of, last_variant
 from sparkforge.build.options import (
     Behind,
-    OutputOptions,
+    StoreOptions,
     ToolOptions,
     VariantOptions,
     command_options,
@@ -32,7 +32,7 @@ from sparkforge.runtime.servers import SITE_PACKAGES_LABEL
 from sparkforge.series import series, worktree
 from sparkforge.series.worktree import WorkTree
 from sparkforge.sources import sources
-from sparkforge.sources.project import Project, ProjectOptions
+from sparkforge.sources.project import Project
 from sparkforge.wheels import archive
 
 RECIPE = "Dockerfile.dev"
@@ -41,14 +41,12 @@ _MOUNTED = "/opt/sparkforge/overlay"
 
 
 @command_options
-class Options:
+class Options(StoreOptions):
     target: str
     """target whose work trees to use"""
     dir: Path | None = None
     """folder of the work trees (default: dev/TARGET)"""
     arguments: Behind = ()
-    project: ProjectOptions = ProjectOptions()
-    output: OutputOptions = OutputOptions()
     variant: VariantOptions = VariantOptions()
     tools: ToolOptions = ToolOptions()
 

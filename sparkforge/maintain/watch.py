@@ -12,7 +12,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from packaging.version import Version
 
-from sparkforge.build.options import OutputOptions, command_options
+from sparkforge.build.options import StoreOptions, command_options
 from sparkforge.core import plain
 from sparkforge.core.disk import read_json
 from sparkforge.core.errors import CheckError, FetchError, SeriesError, UsageError
@@ -22,17 +22,15 @@ from sparkforge.maintain.companions import Trial
 from sparkforge.maintain.mover import dry_run
 from sparkforge.maintain.rebase import table
 from sparkforge.maintain.releases import PatchResult
-from sparkforge.sources.project import Project, ProjectOptions
+from sparkforge.sources.project import Project
 
 
 @command_options
-class Options:
+class Options(StoreOptions):
     trial: Annotated[bool, Parameter(name="--try")] = False
     """also move to each newer release as far as it goes, build and test it"""
     propose: Path | None = None
     """open a pull request for each newer release, with this output of --try --json"""
-    project: ProjectOptions = ProjectOptions()
-    output: OutputOptions = OutputOptions()
 
 
 @dataclass(frozen=True)

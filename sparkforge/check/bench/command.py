@@ -18,13 +18,7 @@ from cyclopts.types import NonNegativeFloat, PositiveInt
 
 from sparkforge.build import composing, image, serve, smoke
 from sparkforge.build.graph import Build, last_build
-from sparkforge.build.options import (
-    Behind,
-    OutputOptions,
-    ServerOptions,
-    VariantOptions,
-    command_options,
-)
+from sparkforge.build.options import OutputOptions, ServingOptions, command_options
 from sparkforge.build.publish import made
 from sparkforge.build.results import ImageResult, Product
 from sparkforge.build.stages import thirdparty
@@ -41,7 +35,7 @@ from sparkforge.runtime.client import Place
 from sparkforge.runtime.servers import Launch, instead, kept_log, wait_ready
 from sparkforge.serving.options import redacted
 from sparkforge.serving.profile import Profile
-from sparkforge.sources.project import Project, ProjectOptions
+from sparkforge.sources.project import Project
 from sparkforge.store.store import Artefact
 
 _LOAD_S = 1800.0  # 65 GB from a disk with 100 MB/s: 11 minutes
@@ -51,7 +45,7 @@ _TOLERANCE = 3.0  # percent: the smallest change that counts
 
 
 @command_options
-class RunOptions:
+class RunOptions(ServingOptions):
     target: str | None = None
     """target whose last build to measure"""
     url: str | None = None
@@ -68,11 +62,6 @@ class RunOptions:
     profile: str | None = None
     """exact, balanced, fast or fastest: format of the dense layers; with --url, that of the running
     server (default: the target's)"""
-    arguments: Behind = ()
-    project: ProjectOptions = ProjectOptions()
-    output: OutputOptions = OutputOptions()
-    variant: VariantOptions = VariantOptions()
-    server: ServerOptions = ServerOptions()
 
 
 @command_options
