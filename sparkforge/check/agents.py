@@ -15,7 +15,7 @@ _IMAGE = "data:image/png;base64,AAAA"
 _SERVED = "the image has none of our patches, or a proxy in front changes answers (docs/clients.md)"
 _CLOCK = {"type": "function", "function": {**FUNCTION, "name": "clock", "description": "Time"}}
 _ITEM = {"type": "function", **FUNCTION}  # a tool of /v1/responses
-_CODEX: Sequence[Mapping[str, object]] = [
+_CODEX: Sequence[client.Json] = [
     _ITEM,
     {"type": "custom", "name": "apply_patch", "description": "Edits files"},
     {"type": "namespace", "name": "mcp", "description": "", "tools": [{**_ITEM, "name": "read"}]},
@@ -95,10 +95,8 @@ def tools_of_codex(subject: Subject) -> str:
 def images(subject: Subject) -> str:
     """An image gets 400 that names it, on all endpoints."""
     source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
-    part, item = (
-        {"type": "image_url", "image_url": {"url": _IMAGE}},
-        {"type": "input_image", "image_url": _IMAGE},
-    )
+    part = {"type": "image_url", "image_url": {"url": _IMAGE}}
+    item = {"type": "input_image", "image_url": _IMAGE}
     block = [{"role": "user", "content": [{"type": "image", "source": source}]}]
     for path, body in (
         (client.CHAT, subject.body([{"role": "user", "content": [part]}])),
@@ -154,9 +152,7 @@ def allowed_tools(subject: Subject) -> str:
     return ", ".join(names)
 
 
-def _body(
-    subject: Subject, tools: Sequence[Mapping[str, object]], **options: Any
-) -> dict[str, Any]:
+def _body(subject: Subject, tools: Sequence[client.Json], **options: Any) -> client.Json:
     """Return a request of /v1/responses that asks for the weather."""
     return {
         "model": subject.model.name,

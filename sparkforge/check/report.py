@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from jinja2 import TemplateError
@@ -131,12 +131,7 @@ def tokenizer(here: Checkout, name: str, variables: Mapping[str, str], folder: P
 
 Machine = Literal["x86", "arm64", "h200", "spark"]
 Level = Literal["proved", "partly", "simulated", "compiled", "not run"]
-_HEAD: Mapping[Machine, str] = {
-    "x86": "x86-64",
-    "arm64": "arm64, emulated",
-    "h200": "H200",
-    "spark": "Spark",
-}
+_HEAD = dict(zip(get_args(Machine), ("x86-64", "arm64, emulated", "H200", "Spark"), strict=True))
 _Text = Annotated[str, Field(min_length=1)]
 
 
