@@ -160,11 +160,23 @@ def table(result: Result) -> list[tuple[str, ...]]:
     return rows
 
 
-def compare(a: Result, b: Result, tolerance: float) -> list[dict[str, Any]]:
-    """Compare B with A; returns a row for each metric, ServerError without a common one.
+@dataclass(frozen=True)
+class Change:
+    """A metric of two results: medians, and the ratio B / A."""
 
-    ``low`` and ``high`` are 5 % and 95 % of the ratios of all pairs of runs; 0: less than 3 runs.
-    """
+    name: str
+    a: float
+    b: float
+    ratio: float
+    low: float
+    """5 % of the ratios of all pairs of runs; 0: less than 3 runs."""
+    high: float
+    """95 % of them."""
+    verdict: str
+
+
+def compare(a: Result, b: Result, tolerance: float) -> list[Change]:
+    """Compare B with A; returns a row for each metric, ServerError without a common one."""
     rows = []
     for test, old in a.tests.items():
         new = b.tests.get(test, [])
@@ -183,8 +195,8 @@ def compare(a: Result, b: Result, tolerance: float) -> list[dict[str, Any]]:
                 verdict = "faster"
             elif worst >= 1 - tolerance and best <= 1 + tolerance:
                 verdict = "same"
-        row = {"name": test, "a": median(old), "b": median(new), "low": low, "high": high}
-        rows.append({**row, "ratio": median(new) / median(old), "verdict": verdict})
+        was, now = median(old), median(new)
+        rows.append(Change(test, was, now, now / was, low, high, verdict))
     if not rows:
         msg = "the two results have no test in common"
         raise ServerError(msg, "measure both with the same --table")

@@ -7,7 +7,7 @@ import platform
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from sparkforge.build.publish import made
 from sparkforge.build.results import ImageResult, Product
 from sparkforge.build.stages import thirdparty
 from sparkforge.check.bench import benchy
-from sparkforge.check.bench.benchy import TABLES, Call, Result
+from sparkforge.check.bench.benchy import TABLES, Call, Change, Result
 from sparkforge.checkpoints.tiny import expand
 from sparkforge.core import plain
 from sparkforge.core.disk import sha256_file
@@ -139,7 +139,7 @@ def measured(options: RunOptions) -> dict[str, Any]:
     if len(results) == 2:
         a, b = results.values()
         changes = benchy.compare(a, b, _TOLERANCE / 100)
-        document["changes"] = changes
+        document["changes"] = list(map(asdict, changes))
         log.heading("B, patched, compared with A, unpatched")
         log.table(_table(changes))
     return document
@@ -245,12 +245,12 @@ def new_folder(dist: Path, name: str) -> Path:
     return dist / "bench" / f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{name}"
 
 
-def _table(changes: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+def _table(changes: Sequence[Change]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("test", "A", "B", "B / A", "5 % to 95 %", "verdict")]
     for one in changes:
-        spread = f"{one['low']:.3f} to {one['high']:.3f}" if one["high"] else "too few runs"
-        values = (f"{one['a']:.2f}", f"{one['b']:.2f}", f"{one['ratio']:.3f}", spread)
-        rows.append((one["name"], *values, one["verdict"]))
+        spread = f"{one.low:.3f} to {one.high:.3f}" if one.high else "too few runs"
+        values = (f"{one.a:.2f}", f"{one.b:.2f}", f"{one.ratio:.3f}", spread)
+        rows.append((one.name, *values, one.verdict))
     return rows
 
 
@@ -262,9 +262,9 @@ def compare_results(options: CompareOptions) -> int:
     changes = benchy.compare(a, b, options.tolerance / 100)
     if differs:
         log.warning(f"these differ, too: {', '.join(differs)}")
-    log.document({"changes": changes, "differs": differs})
+    log.document({"changes": list(map(asdict, changes)), "differs": differs})
     log.table(_table(changes))
-    slower = [one["name"] for one in changes if one["verdict"] == "slower"]
+    slower = [one.name for one in changes if one.verdict == "slower"]
     if not slower:
         return 0
     hint = "find the cause: git bisect run; or allow more with --tolerance"

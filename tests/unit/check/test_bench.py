@@ -168,12 +168,12 @@ def test_only_a_result_is_loaded(tmp_path: Path, change: Any) -> None:
 def test_verdict(after: list[float], verdict: str) -> None:
     before = [60.0, 60.2, 60.4]
     (found,) = compare(result({ONE: before}), result({ONE: after}), 0.03)
-    assert found["verdict"] == verdict
-    assert found["low"] <= found["ratio"] <= found["high"] or not found["low"]
+    assert found.verdict == verdict
+    assert found.low <= found.ratio <= found.high or not found.low
     # the first token is better sooner
     late = {"slower": "faster", "faster": "slower"}.get(verdict, verdict)
     (found,) = compare(result({FIRST: before}), result({FIRST: after}), 0.03)
-    assert found["verdict"] == late
+    assert found.verdict == late
 
 
 def test_slower_result_has_a_code_of_its_own(
