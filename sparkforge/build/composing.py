@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from sparkforge.build import image
-from sparkforge.build.options import OutputOptions, command_options, usual_target
+from sparkforge.build.options import CheckoutOptions, OutputOptions, command_options, usual_target
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import BuildError, FetchError, UsageError
 from sparkforge.core.log import human_bytes, log
@@ -128,11 +128,9 @@ def on_engine(
 
 
 @command_options
-class ImagesOptions:
+class ImagesOptions(CheckoutOptions):
     target: str | None = None
     """list only this target's images"""
-    pins: PinsFile = None
-    output: OutputOptions = OutputOptions()
 
 
 def images(options: ImagesOptions = ImagesOptions()) -> int:
@@ -201,13 +199,11 @@ _PYTHON = "/usr/bin/tini -- /opt/sparkforge/venv/bin/python -I"
 
 
 @command_options
-class FetchOptions:
+class FetchOptions(CheckoutOptions):
     target: str
     """target whose model to download"""
     dry_run: bool = False
     """print the model and the folder, and exit"""
-    pins: PinsFile = None
-    output: OutputOptions = OutputOptions()
 
 
 def fetch(options: FetchOptions) -> int:
