@@ -170,13 +170,13 @@ class Forge:
         more = [] if body is None else ["--input", "-"]
         data = json.dumps(body).encode()
         done = call("gh", "api", *words, *more, cwd=self.root, stdin=data, check=False)
-        hint = "run it again: gh auth status, docs/rebase.md"
-        if done.returncode:
-            raise CommandError(failure(done).what, hint)
         try:
-            return json.loads(done.stdout)
+            if done.returncode == 0:
+                return json.loads(done.stdout)
+            what = failure(done).what
         except ValueError:
-            raise CommandError(f"gh api {path}: no JSON: {done.stdout[:200]!r}", hint) from None
+            what = f"gh api {path}: no JSON: {done.stdout[:200]!r}"
+        raise CommandError(what, "run it again: gh auth status, docs/rebase.md")
 
 
 def _git(root: Path, *words: str) -> str:

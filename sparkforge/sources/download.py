@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from sparkforge.core.disk import disk_errors
@@ -15,7 +14,7 @@ from sparkforge.store.store import Store
 
 _CHUNK = 1 << 20
 _TIMEOUT_S = (15, 60)  # connect, and the longest silence between two chunks
-_REMOTE_S = 10  # both, of a store that a build can do without
+_REMOTE_S = (10, 10)  # the same of a store that a build can do without
 _ATTEMPTS = 5
 _MOST_BYTES = 4 << 30  # of a file without a pinned size, so that no answer fills the disk
 _FIRST_WAIT_S = 1.0  # doubled with every attempt
@@ -134,7 +133,7 @@ def _download(
             time.sleep(wait)
 
 
-def _stream(url: str, partial: Path, name: str, size: int | None, limit_s: Any) -> None:
+def _stream(url: str, partial: Path, name: str, size: int | None, limit_s: tuple[int, int]) -> None:
     """Request the missing bytes once, and append them."""
     import requests
     from urllib3.exceptions import HTTPError

@@ -132,7 +132,7 @@ def test_a_remote_that_says_nothing_is_dropped_soon(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(download, "_REMOTE_S", 0.1)
+    monkeypatch.setattr(download, "_REMOTE_S", (1, 0.1))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         assert not download.from_remote(asking := Store(store.root, url), "x", tmp_path / "x", "x")
