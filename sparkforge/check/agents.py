@@ -111,15 +111,11 @@ def images(subject: Subject) -> str:
 
 def options_of_templates(subject: Subject) -> str:
     """`reasoning_effort` of `chat_template_kwargs` counts; `continue_final_message` gets 400."""
-    high = {"reasoning_effort": "high"}
-    prompts = [
-        client.post(
-            subject.place,
-            client.CHAT,
-            subject.body(_ASKED, max_tokens=1, return_token_ids=True, **options),
-        ).json()["prompt_token_ids"]
-        for options in (high, {"reasoning_effort": None, "chat_template_kwargs": high})
-    ]
+    high, prompts = {"reasoning_effort": "high"}, []
+    for options in (high, {"reasoning_effort": None, "chat_template_kwargs": high}):
+        asked = subject.body(_ASKED, max_tokens=1, return_token_ids=True, **options)
+        found = client.post(subject.place, client.CHAT, asked).json()
+        prompts.append(found["prompt_token_ids"])
     need(prompts[0] and prompts[0] == prompts[1], "the prompt of high effort", prompts[1])
     begun = [{"role": "user", "content": _ASKED}, {"role": "assistant", "content": "Good"}]
     more = {"continue_final_message": True, "add_generation_prompt": False}
@@ -154,15 +150,9 @@ def allowed_tools(subject: Subject) -> str:
 
 def _body(subject: Subject, tools: Sequence[client.Json], **options: Any) -> client.Json:
     """Return a request of /v1/responses that asks for the weather."""
-    return {
-        "model": subject.model.name,
-        "input": [WEATHER],
-        "tools": tools,
-        "temperature": 0,
-        "reasoning": {"effort": "low"},
-        "max_output_tokens": subject.most_tokens,
-        **options,
-    }
+    asked = {"model": subject.model.name, "input": [WEATHER], "tools": tools, "temperature": 0}
+    asked |= {"reasoning": {"effort": "low"}, "max_output_tokens": subject.most_tokens}
+    return {**asked, **options}
 
 
 def _events(subject: Subject, **options: Any) -> list[client.Json]:

@@ -289,17 +289,10 @@ def run(options: Options) -> int:
         for file, library in _libraries(project.store, wheel, target, readers):
             problems = list(check(file, library, contract, capability))
             unused, kernels = contract.rules(file).unused or "", library.kernels
-            found.append(
-                {
-                    "wheel": wheel.name,
-                    "file": file,
-                    "unused": unused,
-                    "images": library.images,
-                    "kernels": len(kernels),
-                    "mma": sum((Counter(kernel.mma) for kernel in kernels), Counter()),
-                    "problems": [problem._asdict() for problem in problems],
-                }
-            )
+            mma = sum((Counter(kernel.mma) for kernel in kernels), Counter[str]())
+            row = {"wheel": wheel.name, "file": file, "unused": unused, "images": library.images}
+            broken = [problem._asdict() for problem in problems]
+            found.append({**row, "kernels": len(kernels), "mma": mma, "problems": broken})
             verdict = "unused" if unused else "FAILED" if problems else "ok"
             log.info(f"  {verdict:6}  {file}: {len(kernels)} kernels")
             for problem in problems[:_SHOWN]:
