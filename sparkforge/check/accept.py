@@ -10,7 +10,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -31,7 +31,7 @@ from sparkforge.check.subject import (
     need,
     shown,
 )
-from sparkforge.core import pages
+from sparkforge.core import pages, plain
 from sparkforge.core.disk import write_file
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
@@ -222,7 +222,34 @@ CHECKS = {read.__name__.replace("_", " "): (hint, read) for read, hint in _HINTS
 """The checks by name, in their order, each with the hint for a failure."""
 
 
-def judge(name: str, subject: Subject) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Checked:
+    """The result of a check; ``hint``: only of one that failed."""
+
+    name: str
+    state: str
+    seconds: float
+    seen: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole run, as its file has it."""
+
+    target: str
+    version: str
+    when: str
+    url: str
+    model: str
+    max_model_len: int
+    image: str
+    ok: bool
+    counts: Mapping[str, int]
+    checks: tuple[Checked, ...]
+
+
+def judge(name: str, subject: Subject) -> Checked:
     """Return the result of a check, whatever the server does."""
     (hint, read), began, state = CHECKS[name], time.monotonic(), "fail"
     try:
@@ -234,8 +261,8 @@ def judge(name: str, subject: Subject) -> dict[str, Any]:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as why:
         # no answer, or one of another shape
         seen = f"expected an answer, got {type(why).__name__}: {shown(str(why))}"
-    row = {"name": name, "state": state, "seconds": round(time.monotonic() - began, 2)}
-    return row | {"seen": seen, "hint": hint if state == "fail" else ""}
+    seconds = round(time.monotonic() - began, 2)
+    return Checked(name, state, seconds, seen, hint if state == "fail" else "")
 
 
 # -- the command -------------------------------------------------------------------------
@@ -255,16 +282,16 @@ class Options(CheckoutOptions):
 
 def run(options: Options = Options()) -> int:
     """Check a running server; ServerError if it breaks a promise or does not answer."""
-    report = judged(options)
-    log.document(report)
-    failed = ", ".join(row["name"] for row in report["checks"] if row["state"] == "fail")
+    report, file = judged(options)
+    log.document({**plain.as_json(report), "report": str(file)})
+    failed = ", ".join(row.name for row in report.checks if row.state == "fail")
     if not failed:
         return 0
     return log.failure(ServerError(f"the server fails checks: {failed}", "follow the hints above"))
 
 
-def judged(options: Options) -> dict[str, Any]:
-    """Check a running server; returns and keeps the results, or raises ServerError."""
+def judged(options: Options) -> tuple[Report, Path]:
+    """Check a running server; returns the results and their file, or raises ServerError."""
     here = checkout(options.pins)
     variables = composing.seen(here.root / ".env")
     target = options.target or composing.served_target(variables, here.pins)
@@ -281,20 +308,19 @@ def judged(options: Options) -> dict[str, Any]:
     rows = []
     for name in CHECKS:
         rows.append(row := judge(name, subject))
-        colour, mark = _STATES[row["state"]]
-        log.info(f"{mark} {name}  {row['seconds']:.1f} s  {row['seen']}", colour)
-        if row["hint"]:
-            log.info(f"  hint: {row['hint']}")
-    counts = dict.fromkeys(_STATES, 0) | Counter(row["state"] for row in rows)
+        colour, mark = _STATES[row.state]
+        log.info(f"{mark} {name}  {row.seconds:.1f} s  {row.seen}", colour)
+        if row.hint:
+            log.info(f"  hint: {row.hint}")
+    counts = dict.fromkeys(_STATES, 0) | Counter(row.state for row in rows)
     log.info(", ".join(f"{number} {state}" for state, number in counts.items()))
     when = time.strftime("%Y-%m-%dT%H%M%SZ", time.gmtime())
-    report: dict[str, Any] = {"target": target, "version": __version__, "when": when}
-    report |= {"url": place.url, "model": model.name, "max_model_len": model.max_len}
-    report |= {"image": container.image, "ok": not counts["fail"], "counts": counts, "checks": rows}
+    whom = (target, __version__, when, place.url, model.name, model.max_len, container.image)
+    report = Report(*whom, not counts["fail"], counts, tuple(rows))
     file = here.root / "dist" / target / "accept" / f"accept-{when}.json"
-    write_file(file, f"{json.dumps(report, indent=1)}\n".encode())
+    write_file(file, f"{json.dumps(plain.as_json(report), indent=1)}\n".encode())
     log.info(f"report   {file}")
-    return {**report, "report": str(file)}
+    return report, file
 
 
 def markdown() -> str:

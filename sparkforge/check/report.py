@@ -1,6 +1,5 @@
 """``build.py report``: a page about the last build of a target; and the table of docs/status.md."""
 
-import json
 import tempfile
 from collections.abc import Mapping
 from contextlib import closing, suppress
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from jinja2 import TemplateError
 from pydantic import Field, TypeAdapter
 
 from sparkforge.build import composing, receipt
@@ -18,8 +16,8 @@ from sparkforge.check import accept
 from sparkforge.check.bench import benchy, command
 from sparkforge.check.doctor.command import examined, write
 from sparkforge.check.subject import of_compose
-from sparkforge.core import pages
-from sparkforge.core.disk import intact, read_yaml, sha256_file, write_file
+from sparkforge.core import pages, plain
+from sparkforge.core.disk import intact, read_json, read_yaml, sha256_file, write_file
 from sparkforge.core.errors import SparkforgeError, UsageError
 from sparkforge.core.log import log
 from sparkforge.core.run import call
@@ -45,8 +43,7 @@ def run(options: Options = Options()) -> int:
     variables = composing.seen(here.root / ".env")
     name = options.target or composing.served_target(variables, here.pins)
     target, folder = here.pins.target(name), here.root / "dist" / name
-    document = everything(here, name, variables, options.project) if options.all else {}
-    code = int(document.get("error", {}).get("exit_code", 0))
+    document, code = everything(here, name, variables, options.project) if options.all else ({}, 0)
     if (built := receipt.load(folder / receipt.NAME)) is None:
         if document:  # the image was not built here
             log.document(document)
@@ -59,25 +56,22 @@ def run(options: Options = Options()) -> int:
     changed = {file for file, sha in built.files.items() if not intact(folder / file, sha)}
     newest = max(folder.glob("accept/*.json"), default=None)
     speed = benchy.load(max(benched)) if benched else None
-    try:
-        accepted = json.loads(newest.read_bytes()) if newest else {}
-        page = pages.render(
-            Path(__file__).with_name("report.html.j2"),
-            target=name,
-            version=release_name(here.pins, target),
-            built=built,
-            same_pins=built.pins_sha256 == sha256_file(here.pins_path),
-            changed=changed,
-            series={one.upstream: one.patches for one in series if one.upstream in used},
-            checks=accepted.get("checks", []),
-            counts=accepted.get("counts", {}),
-            speed=benchy.table(speed) if speed else [],
-            doubt=benchy.doubt(speed) if speed else "",
-            identity=speed.identity if speed else {},
-        )
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError, TemplateError) as error:
-        msg = f"a result in {folder}/accept is damaged: {error}"
-        raise UsageError(msg, "remove it, and run accept again") from None
+    accepted = plain.load(accept.Report, read_json(newest)) if newest else None
+    if newest and accepted is None:
+        msg = f"{newest}: damaged, or of another version"
+        raise UsageError(msg, "remove it, and run accept again")
+    page = pages.render(
+        Path(__file__).with_name("report.html.j2"),
+        target=name,
+        version=release_name(here.pins, target),
+        built=built,
+        same_pins=built.pins_sha256 == sha256_file(here.pins_path),
+        changed=changed,
+        series={one.upstream: one.patches for one in series if one.upstream in used},
+        accepted=accepted,
+        speed=speed,
+        benchy=benchy,
+    )
     out = folder / "report.html"
     write_file(out, page.encode())
     log.info(f"written: {out} (open it in a browser)")
@@ -87,15 +81,19 @@ def run(options: Options = Options()) -> int:
 
 def everything(
     here: Checkout, name: str, variables: Mapping[str, str], project: ProjectOptions
-) -> dict[str, Any]:
-    """Run accept, bench and doctor, and write their archive, which has what went wrong, too."""
-    place, found = client.place_of(variables), dict[str, Any]()
+) -> tuple[dict[str, object], int]:
+    """Run accept, bench and doctor, and write their archive, which has what went wrong, too.
+
+    Returns what is where, and the exit code.
+    """
+    place, found, why = client.place_of(variables), dict[str, object](), None
     asked: dict[str, Any] = {"prompt": "Hello", "ignore_eos": True, "stream": True}
     with tempfile.TemporaryDirectory() as work:
         try:
             model = client.served_model(place)
             asked |= {"model": model.name, "max_tokens": min(4000, model.max_len // 2)}
-            found["accept"] = accept.judged(accept.Options(target=name, pins=project.pins))
+            accepted, file = accept.judged(accept.Options(target=name, pins=project.pins))
+            found["accept"] = {**plain.as_json(accepted), "report": str(file)}
             table = "seeds" if here.pins.target(name).cuda_arch else "quick"
             files = tokenizer(here, name, variables, Path(work))
             found["bench"] = command.measured(
@@ -104,17 +102,17 @@ def everything(
                 )
             )
         except SparkforgeError as error:
-            found["error"] = error.as_json()
+            found["error"], why = error.as_json(), error
     with closing(client.events(place, client.COMPLETIONS, asked)) as load:
         with suppress(OSError, ValueError):  # no server; clocks are judged while one works
             next(load, None)
         seen, findings = examined(here, name, project.store)
-    document = write(seen, name, findings, **found)
-    if why := found.get("error"):
-        missing = " and ".join(sorted({"accept", "bench"} - found.keys()))
-        log.error(f"{document['file']} lacks {missing}: {why['what']}", why["remedy"])
-        document["error"] = why
-    return document
+    document = write(seen, findings, **found)
+    if why is None:
+        return document, 0
+    missing = " and ".join(sorted({"accept", "bench"} - found.keys()))
+    log.error(f"{document['file']} lacks {missing}: {why.what}", why.remedy)
+    return document | {"error": why.as_json()}, why.exit_code
 
 
 def tokenizer(here: Checkout, name: str, variables: Mapping[str, str], folder: Path) -> Path:

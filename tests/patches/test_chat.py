@@ -308,7 +308,7 @@ def test_accept_finds_every_promise_kept(
     place = client.Place(f"{url}/v1", "the-key")
     answering = profile.model_copy(update={"answers": True})
     real = subject.Subject(place, client.served_model(place), answering)
-    assert accept.judge("chat", real)["state"] == "fail"
+    assert accept.judge("chat", real).state == "fail"
 
 
 # -- the front door --------------------------------------------------------------

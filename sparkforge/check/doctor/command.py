@@ -6,15 +6,14 @@ import re
 import socket
 import time
 import zipfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from sparkforge import __version__
 from sparkforge.build import composing
 from sparkforge.build.options import CheckoutOptions, command_options, usual_target
-from sparkforge.check.doctor.checks import Machine, judge, want_of
+from sparkforge.check.doctor.checks import Finding, Machine, judge, want_of
 from sparkforge.core.disk import disk_errors, read_yaml
 from sparkforge.core.errors import CheckError
 from sparkforge.core.log import log
@@ -40,43 +39,48 @@ class Options(CheckoutOptions):
 def run(options: Options = Options()) -> int:
     """Judge this machine; CheckError's code if the target cannot work, but 0 with a report."""
     here, target = checkout(options.pins), options.target or usual_target()
-    seen, document = examined(here, target, options.store)
-    if options.report:
-        document["report"] = write(seen, target, document)
-    log.document(document)
-    if options.report or document["ok"]:
+    seen, found = examined(here, target, options.store)
+    log.document(asdict(found) | ({"report": write(seen, found)} if options.report else {}))
+    if options.report or found.ok:
         return 0
-    stops = ", ".join(one["name"] for one in document["findings"] if one["state"] == "error")
+    stops = ", ".join(one.name for one in found.findings if one.state == "error")
     msg = f"this machine cannot build or serve target {target}: {stops}"
     return log.failure(CheckError(msg, "fix the problems above, then run doctor again"))
 
 
-def examined(here: Checkout, target: str, store: Path | None) -> tuple[Machine, dict[str, Any]]:
+@dataclass(frozen=True)
+class Examined:
+    """What was found on a machine; ``ok``: nothing that stops the target."""
+
+    target: str
+    ok: bool
+    findings: Sequence[Finding]
+
+
+def examined(here: Checkout, target: str, store: Path | None) -> tuple[Machine, Examined]:
     """Judge this machine, and print the findings; returns its readings, and them."""
     want = want_of(here.pins, target)
     seen = Machine(here.root, store_of(store).root)
     findings = judge(seen, want)
-    well = all(finding.state != "error" for finding in findings)
-    rows = [asdict(finding) for finding in findings]
     for finding in sorted(findings, key=lambda finding: list(_MARKS).index(finding.state)):
         colour, mark = _MARKS[finding.state]
         log.info(f"{mark} {finding.state:11}  {finding.name}: {finding.seen}", colour)
         if finding.hint:
             log.info(f"{'':15}hint: {finding.hint}")
-    return seen, {"target": target, "ok": well, "findings": rows}
+    return seen, Examined(target, all(one.state != "error" for one in findings), findings)
 
 
-def write(seen: Machine, target: str, findings: object, **more: object) -> dict[str, Any]:
+def write(seen: Machine, found: Examined, **more: object) -> dict[str, object]:
     """Collect, mask, and write the archive; ``more``: documents by name. Returns what is where."""
     path = Path(time.strftime("sparkforge-report-%Y%m%d-%H%M%S.zip"))
-    documents = {"readings": seen.taken, "findings": findings, **more}
+    documents = {"readings": seen.taken, "findings": asdict(found), **more}
     scripts = read_yaml(Path(__file__).with_name("archive.yaml"))
     mask = mask_of(composing.seen(seen.root / ".env"))
     with disk_errors(path), zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, value in documents.items():
             archive.writestr(f"{name}.json", masked_json(value, mask))
         for name, script in scripts.items():
-            words = ("sh", "-c", script, "sh", str(seen.root), target, __version__)
+            words = ("sh", "-c", script, "sh", str(seen.root), found.target, __version__)
             output = glimpse(*words, timeout_s=60.0)
             text = f"{output.out}{output.err}" or output.problem  # why a part is missing
             archive.writestr(name, mask(text).encode(errors="replace"))

@@ -77,7 +77,7 @@ def test_good_server_passes_every_check() -> None:
         one = subject(fake, Container(CHOSE))
         assert one.model == Model("m", MAX_LEN)
         rows = [judge(name, one) for name in CHECKS]
-    assert [row for row in rows if row["state"] != "ok"] == []
+    assert [row for row in rows if row.state != "ok"] == []
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -87,10 +87,10 @@ def test_broken_promise_fails_its_check(fault: str) -> None:
         if FAULTS[fault] == "idle afterwards":
             one.chat("Hello")
         row = judge(FAULTS[fault], one)
-    assert row["state"] == "fail", row
-    assert re.match("expected .+, got .+", row["seen"])
-    assert row["hint"]
-    assert "\n" not in row["seen"]
+    assert row.state == "fail", row
+    assert re.match("expected .+, got .+", row.seen)
+    assert row.hint
+    assert "\n" not in row.seen
 
 
 @pytest.mark.parametrize(
@@ -105,27 +105,27 @@ def test_broken_promise_fails_its_check(fault: str) -> None:
 )
 def test_backends_are_those_of_the_profile(log: str, state: str) -> None:
     with serving() as fake:
-        assert judge("backends", subject(fake, Container(log)))["state"] == state
+        assert judge("backends", subject(fake, Container(log))).state == state
 
 
 def test_backend_of_the_user_is_not_the_profile_s() -> None:
     with serving() as fake:
         one = subject(fake, Container(CHOSE.replace("MARLIN", "TRITON")))
         own = replace(one, options=["--moe-backend", "triton"])
-        assert judge("backends", own)["state"] == "ok"
+        assert judge("backends", own).state == "ok"
 
 
 def test_unseen_readings_are_not_checked() -> None:
     with serving("no kernels") as fake:
         one = subject(fake)
-        assert {judge(name, one)["state"] for name in list(CHECKS)[-2:]} == {"not checked"}
+        assert {judge(name, one).state for name in list(CHECKS)[-2:]} == {"not checked"}
     with serving("no statistics") as fake:
-        assert judge("idle afterwards", subject(fake))["state"] == "not checked"
+        assert judge("idle afterwards", subject(fake)).state == "not checked"
 
 
 def test_words_are_checked_only_with_the_real_model() -> None:
     with serving("counts wrong") as fake:
-        assert judge("chat", replace(subject(fake), profile=Profile()))["state"] == "ok"
+        assert judge("chat", replace(subject(fake), profile=Profile())).state == "ok"
 
 
 COMPOSE = {"SPARKFORGE_BIND": "::1", "SPARKFORGE_PORT": "8123"}
@@ -288,7 +288,7 @@ def test_answer_of_another_shape_fails_and_ends_no_check(
     monkeypatch.setattr(client, "look", lambda *words: reply)
     monkeypatch.setattr(client, "events", lambda *words: iter([reply.json()]))
     one = Subject(Place("http://127.0.0.1:9/v1"), Model("m", MAX_LEN))
-    states = {judge(name, one)["state"] for name in CHECKS}
+    states = {judge(name, one).state for name in CHECKS}
     assert states == {"fail", "not checked"}
     with pytest.raises(ServerError):
         client.served_model(one.place)

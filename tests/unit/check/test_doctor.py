@@ -291,8 +291,9 @@ def test_one_file_has_all_results(
     (project / "key").write_text(f"{SERVER_KEY}\n")
     monkeypatch.setattr(socket, "gethostname", lambda: "spark-7.lan")
 
-    def judged(options: accept.Options) -> dict[str, Any]:
-        return {"target": options.target, "url": f"http://{socket.gethostname()}:1", "ok": True}
+    def judged(options: accept.Options) -> tuple[accept.Report, Path]:
+        whom = (str(options.target), "9", "now", f"http://{socket.gethostname()}:1", "m", 1, "")
+        return accept.Report(*whom, True, {}, ()), tmp_path
 
     def measured(options: bench.RunOptions) -> dict[str, Any]:
         assert options.model is not None

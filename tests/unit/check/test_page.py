@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from sparkforge.check import accept
 from sparkforge.check import report as page
 from sparkforge.cli.main import main
+from sparkforge.core import plain
 from sparkforge.core.errors import UsageError
 from tests.support import ROOT, sha256
 
@@ -49,13 +51,18 @@ def report(checkout: Path) -> int:
     return main(["report", "--target", "cpu", "--pins", str(checkout / "pins.yaml")])
 
 
+def accepted(state: str, seen: str) -> str:
+    """Return a file of accept with one check."""
+    row = accept.Checked("chat", state, 1.5, seen, "")
+    whom = ("cpu", "9.9", "now", "http://127.0.0.1:1/v1", "m", 4096, "")
+    return json.dumps(plain.as_json(accept.Report(*whom, state != "fail", {state: 1}, (row,))))
+
+
 def test_page_shows_the_build_and_the_newest_results(checkout: Path) -> None:
     folder = checkout / "dist" / "cpu"
     for when, state in (("2026-11-22", "fail"), ("2026-11-23", "ok")):
-        row = {"name": "chat", "state": state, "seen": f"{when} {NASTY}"}
-        (folder / "accept" / f"accept-{when}.json").write_text(
-            json.dumps({"checks": [row], "counts": {state: 1}})
-        )
+        text = accepted(state, f"{when} {NASTY}")
+        (folder / "accept" / f"accept-{when}.json").write_text(text)
     (folder / "bench" / "run").mkdir(parents=True)
     identity = {"machine": "aarch64; 20 cores", "model": "m", "profile": "", "tool": "t 1"}
     tests = {"identity": identity, "tests": {f"{NASTY} tok/s": [60.0, 61.0, 62.0]}, "short": {}}
@@ -104,9 +111,7 @@ def test_verdict(
     receipt = json.loads((folder / "receipt.json").read_text())
     (folder / "receipt.json").write_text(json.dumps({**receipt, "files": {}}))
     if state:
-        rows = [{"name": "chat", "state": state, "seen": "x"}]
-        document = {"checks": rows, "counts": {state: 1}}
-        (folder / "accept" / "accept-1.json").write_text(json.dumps(document))
+        (folder / "accept" / "accept-1.json").write_text(accepted(state, "x"))
     if runs:
         (folder / "bench" / "run").mkdir(parents=True)
         result = {"identity": {}, "tests": {"a: decode, tok/s": runs}, "short": short}
