@@ -10,6 +10,7 @@
 # `build.py build`. Without --key the forge's token for this job signs. Lines NAME=IMAGE@DIGEST go to stdout, and
 # to the job's outputs: of images, and of images that carry files from one job to the next (FILES).
 set -euo pipefail
+shopt -s inherit_errexit # a push that fails in $(…) ends the job
 export LC_ALL=C
 
 usage() { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 64; }
@@ -32,7 +33,7 @@ carry() {
 }
 
 image() {
-  local target=$1 name=${2,,} found=$work/release.json version folder pushed
+  local target=$1 name=${2,,} found=$work/release.json version folder pushed carried
   shift 2
   python3 build.py build --target "$target" "$@" >&2
   python3 build.py verify --target "$target" --until wheels >&2
@@ -40,17 +41,19 @@ image() {
   version=$(field "$found" release) folder=$(field "$found" folder) pushed=$(field "$found" image)
   git tag --points-at HEAD | grep -Fqx "v$version" || die "no tag v$version here: release.counter in pins.yaml"
   python3 build.py verify "$pushed" --key "$trust" >&2
-  output "$target=$pushed" "$target-files=$(carry "$name:$version-$target-files" "$folder" .)"
+  carried=$(carry "$name:$version-$target-files" "$folder" .)
+  output "$target=$pushed" "$target-files=$carried"
 }
 
 join() {
-  local found=$work/join.json words=() one name folder
+  local found=$work/join.json words=() one name folder carried
   for one; do words+=(--join "$one"); done
   python3 build.py release "${words[@]}" "${key[@]}" --json >"$found"
   name=$(field "$found" image) folder=$(field "$found" folder)
   python3 build.py verify "$name" --key "$trust" >&2
   one=${name%@*}:$(field "$found" release)-serve-files
-  output "image=$name" "serve-files=$(carry "$one" "$folder" '*.yaml' '*.json' .env.example)"
+  carried=$(carry "$one" "$folder" '*.yaml' '*.json' .env.example)
+  output "image=$name" "serve-files=$carried"
 }
 
 publish() {
