@@ -18,8 +18,11 @@ die() { printf 'release: error: %s\n' "$*" >&2; exit 1; }
 
 output() { printf '%s\n' "$@" | tee -a "${GITHUB_OUTPUT:-/dev/null}"; }
 
-# value of $2 in the JSON document $1
-field() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])' "$1" "$2"; }
+# value in the JSON document $1 below the keys $2…
+field() {
+  python3 -c 'import functools, json, operator, sys
+print(functools.reduce(operator.getitem, sys.argv[2:], json.load(open(sys.argv[1]))))' "$@"
+}
 
 # Push the files $3… of the folder $2 as the image $1, of one platform for all; prints its name by digest.
 carry() {
@@ -35,11 +38,13 @@ carry() {
 image() {
   local target=$1 name=${2,,} found=$work/release.json version folder pushed carried
   shift 2
+  python3 build.py --version --json >"$found"
+  version=$(field "$found" releases "$target") # known before hours of building
+  git tag --points-at HEAD | grep -Fqx "v$version" || die "no tag v$version here: release.counter in pins.yaml"
   python3 build.py build --target "$target" "$@" >&2
   python3 build.py verify --target "$target" --until wheels >&2
   python3 build.py release --target "$target" --push "$name" "${key[@]}" --json >"$found"
-  version=$(field "$found" release) folder=$(field "$found" folder) pushed=$(field "$found" image)
-  git tag --points-at HEAD | grep -Fqx "v$version" || die "no tag v$version here: release.counter in pins.yaml"
+  folder=$(field "$found" folder) pushed=$(field "$found" image)
   python3 build.py verify "$pushed" --key "$trust" >&2
   carried=$(carry "$name:$version-$target-files" "$folder" .)
   output "$target=$pushed" "$target-files=$carried"

@@ -58,3 +58,10 @@ def test_a_job_names_no_files_that_were_not_pushed(checkout: Path, fails: str) -
     pushed = fails == "none"
     assert (done.returncode == 0) is pushed, done.stderr
     assert (f"serve-files={NAME}\n" in done.stdout) is pushed
+
+
+def test_a_tag_of_another_release_builds_nothing(checkout: Path) -> None:
+    document = json.dumps({"releases": {"cpu": "1-spark.1"}})
+    done = release(checkout, "image", "cpu", "registry.example.org/me/fork", DOCUMENT=document)
+    assert done.returncode == 1 and "no tag v1-spark.1 here" in done.stderr
+    assert (checkout / "calls").read_text() == "--version --json\n"
