@@ -62,8 +62,9 @@ join() {
 }
 
 publish() {
-  local name=$1 tag=${GITHUB_REF_NAME:?the tag; a job of GitHub sets it, its GITHUB_REPOSITORY and GITHUB_SERVER_URL} one container line asset
+  local name=$1 tag=${GITHUB_REF_NAME:?the tag; a job of GitHub sets it, its GITHUB_REPOSITORY and GITHUB_SERVER_URL} one container line asset wheel
   shift
+  export GH_REPO=$GITHUB_REPOSITORY # the checkout has no remote, and a fork's clone has two
   gh repo clone "$GITHUB_REPOSITORY" "$work/main" -- --quiet --depth=1
   grep -q '<!-- release -->$' "$work/main/README.md" || die "README.md has no line that ends with <!-- release -->"
   mkdir "$work/assets"
@@ -80,11 +81,17 @@ publish() {
   done
   for one in "${@%%=*}"; do
     [[ $one != serve ]] || continue
-    cp "$work/$one"/*.whl "$work/assets" # those of two targets are equal where they have one name
+    for wheel in "$work/$one"/*.whl; do
+      asset=$work/assets/${wheel##*/} # a forge has one of a name
+      [[ ! -e $asset ]] || cmp --quiet "$wheel" "$asset" || die "$one: ${wheel##*/} differs from another target's"
+      cp "$wheel" "$asset"
+    done
     tar -C "$work/$one" --exclude='*.whl' -cf "$work/assets/$one.tar" .
   done
   awk -v "tag=${tag#v}" '/^## /{on = $2 == tag; next} on' CHANGELOG.md >"$work/notes"
-  gh release create "$tag" --verify-tag --title "$tag" --notes-file "$work/notes" "$work"/assets/*
+  # what is there is from a run of this job that ended later on
+  [[ $(gh release view "$tag" --json isDraft --jq .isDraft) == false ]] ||
+    gh release create "$tag" --verify-tag --title "$tag" --notes-file "$work/notes" "$work"/assets/*
   gh auth setup-git
   cd "$work/main"
   line="**[$tag]($GITHUB_SERVER_URL/$GITHUB_REPOSITORY/releases/tag/$tag)**: \`$name\` <!-- release -->"
@@ -92,7 +99,7 @@ publish() {
   git checkout --quiet -b "release-$tag"
   git -c user.name='github-actions[bot]' -c user.email='41898282+github-actions[bot]@users.noreply.github.com' \
     commit --quiet --message "README: $tag by its digest" README.md
-  git push --quiet origin "release-$tag"
+  git push --quiet --force origin "release-$tag"
   gh pr create --head "release-$tag" --fill
 }
 

@@ -22,6 +22,7 @@ from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.release import files
 from sparkforge.runtime.servers import free_port
 from sparkforge.sources.project import store_of
+from tests.forge import stand_in
 from tests.hub import Hub
 
 from ..conftest import PASSWORD, ROOT, clone, on_base
@@ -30,14 +31,6 @@ from ..small import use_small
 from ..test_spark import MODEL
 
 _GIT = ("git", "-c", "user.name=t", "-c", "user.email=t@example.org")
-# of the forge's program: what publish calls, on a bare repository in place of the forge's
-_GH = """#!/bin/sh
-printf '%s\\n' "$*" >>"$FORGE/calls"
-case "$1 $2" in
-  "release create") for one; do [ ! -f "$one" ] || cp "$one" "$FORGE/assets"; done ;;
-  "repo clone") git clone --quiet "$FORGE/bare" "$4" ;;
-esac
-"""
 
 
 def run(*words: str | Path, cwd: Path, **env: str) -> str:
@@ -150,10 +143,7 @@ def forge(tmp_path_factory: pytest.TempPathFactory, keys: Path, registry: str) -
     run(*_GIT, "commit", "--quiet", "--message", "small", cwd=source)
     run(*_GIT, "tag", "--annotate", f"v{release}", "--message", release, cwd=source)
     run("git", "clone", "--quiet", "--bare", source, folder / "bare", cwd=folder)
-    for name in ("bin", "assets"):
-        (folder / name).mkdir()
-    (folder / "bin" / "gh").write_text(_GH)
-    (folder / "bin" / "gh").chmod(0o755)
+    stand_in(folder / "bin")
     return Forge(folder, f"{registry}/me/fork", f"v{release}", wheels, keys)
 
 
