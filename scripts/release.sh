@@ -10,6 +10,7 @@
 # `build.py build`. Without --key the forge's token for this job signs. Lines NAME=IMAGE@DIGEST go to stdout, and
 # to the job's outputs: of images, and of images that carry files from one job to the next (FILES).
 set -euo pipefail
+shopt -s inherit_errexit # a push that fails in $(…) ends the job
 export LC_ALL=C
 
 usage() { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 64; }
@@ -17,8 +18,11 @@ die() { printf 'release: error: %s\n' "$*" >&2; exit 1; }
 
 output() { printf '%s\n' "$@" | tee -a "${GITHUB_OUTPUT:-/dev/null}"; }
 
-# value of $2 in the JSON document $1
-field() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])' "$1" "$2"; }
+# value in the JSON document $1 below the keys $2…
+field() {
+  python3 -c 'import functools, json, operator, sys
+print(functools.reduce(operator.getitem, sys.argv[2:], json.load(open(sys.argv[1]))))' "$@"
+}
 
 # Push the files $3… of the folder $2 as the image $1, of one platform for all; prints its name by digest.
 carry() {
@@ -32,30 +36,35 @@ carry() {
 }
 
 image() {
-  local target=$1 name=${2,,} found=$work/release.json version folder pushed
+  local target=$1 name=${2,,} found=$work/release.json version folder pushed carried
   shift 2
+  python3 build.py --version --json >"$found"
+  version=$(field "$found" releases "$target") # known before hours of building
+  git tag --points-at HEAD | grep -Fqx "v$version" || die "no tag v$version here: release.counter in pins.yaml"
   python3 build.py build --target "$target" "$@" >&2
   python3 build.py verify --target "$target" --until wheels >&2
   python3 build.py release --target "$target" --push "$name" "${key[@]}" --json >"$found"
-  version=$(field "$found" release) folder=$(field "$found" folder) pushed=$(field "$found" image)
-  git tag --points-at HEAD | grep -Fqx "v$version" || die "no tag v$version here: release.counter in pins.yaml"
+  folder=$(field "$found" folder) pushed=$(field "$found" image)
   python3 build.py verify "$pushed" --key "$trust" >&2
-  output "$target=$pushed" "$target-files=$(carry "$name:$version-$target-files" "$folder" .)"
+  carried=$(carry "$name:$version-$target-files" "$folder" .)
+  output "$target=$pushed" "$target-files=$carried"
 }
 
 join() {
-  local found=$work/join.json words=() one name folder
+  local found=$work/join.json words=() one name folder carried
   for one; do words+=(--join "$one"); done
   python3 build.py release "${words[@]}" "${key[@]}" --json >"$found"
   name=$(field "$found" image) folder=$(field "$found" folder)
   python3 build.py verify "$name" --key "$trust" >&2
   one=${name%@*}:$(field "$found" release)-serve-files
-  output "image=$name" "serve-files=$(carry "$one" "$folder" '*.yaml' '*.json' .env.example)"
+  carried=$(carry "$one" "$folder" '*.yaml' '*.json' .env.example)
+  output "image=$name" "serve-files=$carried"
 }
 
 publish() {
-  local name=$1 tag=${GITHUB_REF_NAME:?the tag; a job of GitHub sets it, its GITHUB_REPOSITORY and GITHUB_SERVER_URL} one container line asset
+  local name=$1 tag=${GITHUB_REF_NAME:?the tag; a job of GitHub sets it, its GITHUB_REPOSITORY and GITHUB_SERVER_URL} one container line asset wheel
   shift
+  export GH_REPO=$GITHUB_REPOSITORY # the checkout has no remote, and a fork's clone has two
   gh repo clone "$GITHUB_REPOSITORY" "$work/main" -- --quiet --depth=1
   grep -q '<!-- release -->$' "$work/main/README.md" || die "README.md has no line that ends with <!-- release -->"
   mkdir "$work/assets"
@@ -72,11 +81,17 @@ publish() {
   done
   for one in "${@%%=*}"; do
     [[ $one != serve ]] || continue
-    cp "$work/$one"/*.whl "$work/assets" # those of two targets are equal where they have one name
+    for wheel in "$work/$one"/*.whl; do
+      asset=$work/assets/${wheel##*/} # a forge has one of a name
+      [[ ! -e $asset ]] || cmp --quiet "$wheel" "$asset" || die "$one: ${wheel##*/} differs from another target's"
+      cp "$wheel" "$asset"
+    done
     tar -C "$work/$one" --exclude='*.whl' -cf "$work/assets/$one.tar" .
   done
   awk -v "tag=${tag#v}" '/^## /{on = $2 == tag; next} on' CHANGELOG.md >"$work/notes"
-  gh release create "$tag" --verify-tag --title "$tag" --notes-file "$work/notes" "$work"/assets/*
+  # what is there is from a run of this job that ended later on
+  [[ $(gh release view "$tag" --json isDraft --jq .isDraft) == false ]] ||
+    gh release create "$tag" --verify-tag --title "$tag" --notes-file "$work/notes" "$work"/assets/*
   gh auth setup-git
   cd "$work/main"
   line="**[$tag]($GITHUB_SERVER_URL/$GITHUB_REPOSITORY/releases/tag/$tag)**: \`$name\` <!-- release -->"
@@ -84,7 +99,7 @@ publish() {
   git checkout --quiet -b "release-$tag"
   git -c user.name='github-actions[bot]' -c user.email='41898282+github-actions[bot]@users.noreply.github.com' \
     commit --quiet --message "README: $tag by its digest" README.md
-  git push --quiet origin "release-$tag"
+  git push --quiet --force origin "release-$tag"
   gh pr create --head "release-$tag" --fill
 }
 

@@ -11,7 +11,6 @@ import platform
 import re
 import shutil
 import subprocess
-import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.release import files
 from sparkforge.runtime.servers import free_port
 from sparkforge.sources.project import store_of
+from tests.forge import stand_in
 from tests.hub import Hub
 
 from ..conftest import PASSWORD, ROOT, clone, on_base
@@ -31,14 +31,6 @@ from ..small import use_small
 from ..test_spark import MODEL
 
 _GIT = ("git", "-c", "user.name=t", "-c", "user.email=t@example.org")
-# of the forge's program: what publish calls, on a bare repository in place of the forge's
-_GH = """#!/bin/sh
-printf '%s\\n' "$*" >>"$FORGE/calls"
-case "$1 $2" in
-  "release create") for one; do [ ! -f "$one" ] || cp "$one" "$FORGE/assets"; done ;;
-  "repo clone") git clone --quiet "$FORGE/bare" "$4" ;;
-esac
-"""
 
 
 def run(*words: str | Path, cwd: Path, **env: str) -> str:
@@ -151,10 +143,7 @@ def forge(tmp_path_factory: pytest.TempPathFactory, keys: Path, registry: str) -
     run(*_GIT, "commit", "--quiet", "--message", "small", cwd=source)
     run(*_GIT, "tag", "--annotate", f"v{release}", "--message", release, cwd=source)
     run("git", "clone", "--quiet", "--bare", source, folder / "bare", cwd=folder)
-    for name in ("bin", "assets"):
-        (folder / name).mkdir()
-    (folder / "bin" / "gh").write_text(_GH)
-    (folder / "bin" / "gh").chmod(0o755)
+    stand_in(folder / "bin")
     return Forge(folder, f"{registry}/me/fork", f"v{release}", wheels, keys)
 
 
@@ -207,8 +196,8 @@ def test_the_forge_has_the_files_and_a_pull_request(
 ) -> None:
     assets = {one.name: one for one in (forge.folder / "assets").iterdir()}
     assert {files.COMPOSE, "env.example", files.RECIPE, "spark.tar"} <= assets.keys()
-    with tarfile.open(assets["spark.tar"]) as archive:
-        archive.extractall(tmp_path / "spark", filter="data")
+    (tmp_path / "spark").mkdir()
+    run("tar", "-xf", assets["spark.tar"], cwd=tmp_path / "spark")
     build = json.loads((tmp_path / "spark" / "receipt.json").read_text())
     for name in build["files"]:
         if name.endswith(".whl"):

@@ -1,5 +1,6 @@
 """Commands in pages, workflows, forms and hooks are ones that build.py has."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -17,6 +18,7 @@ from tests.support import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+RELEASE = ROOT / ".github/workflows/release.yml"
 FORMS = sorted(
     path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config"
 )
@@ -61,6 +63,25 @@ def test_a_workflow_runs_our_commands_alone(path: Path) -> None:
         for words in commands(step["run"]):
             _, options = main.parsed(words)
             assert getattr(options, "target", None) in (None, *known)
+
+
+@pytest.mark.parametrize("registry", ["registry.example.org", ""])
+def test_a_token_goes_to_the_named_registry_alone(registry: str, tmp_path: Path) -> None:
+    (tmp_path / "docker").write_text('#!/bin/sh\necho "$1 $2"\n')
+    (tmp_path / "docker").chmod(0o755)
+    lines = [line for _, step in steps(RELEASE) for line in step["run"].splitlines()]
+    logins = [line for line in lines if "docker login" in line]
+    assert len(logins) == 3
+    names = ("REGISTRY", "NAME", "TOKEN", "GH_TOKEN", "GITHUB_ACTOR")
+    env = {**dict.fromkeys(names, "x"), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    env |= {"REGISTRY": registry, "NAME": f"{registry}/me/fork"}
+    for line in logins:
+        done = subprocess.run(
+            ["bash", "-euc", line], env=env, capture_output=True, text=True, check=False
+        )
+        # without a name docker would send it to Docker's own
+        assert done.stdout == (f"login {registry}\n" if registry else ""), line
+        assert (done.returncode == 0) is bool(registry)
 
 
 def test_what_has_to_run_runs() -> None:
