@@ -36,7 +36,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from sparkforge.checkpoints import tiny
 
-SEED, PROMPT, TIMED, SCORED = 5, 512, 128, 256
+SEED, PROMPT, TIMED, SCORED = 5, 512, 128, 512
 BATCHES = (1, 2, 4, 8, 16)
 
 
@@ -93,7 +93,7 @@ def tensors(model: Any, rounded: bool) -> Any:
         for name, rows in (("q_proj", heads), ("k_proj", kv), ("v_proj", kv)):
             yield f"{base}self_attn.{name}.weight", dense(rows, hidden, 1.07 * hidden**-0.5)
             yield f"{base}self_attn.{name}.bias", small(rows)
-        yield f"{base}self_attn.o_proj.weight", dense(hidden, heads, 0.16 * heads**-0.5)
+        yield f"{base}self_attn.o_proj.weight", dense(hidden, heads, 0.04 * heads**-0.5)
         yield f"{base}self_attn.o_proj.bias", small(hidden)
         yield f"{base}self_attn.sinks", small(model.num_attention_heads, deviation=1.0)
         yield f"{base}mlp.router.weight", small(experts, hidden, deviation=2 * hidden**-0.5)
@@ -101,7 +101,7 @@ def tensors(model: Any, rounded: bool) -> Any:
         for name, rows, columns in (("gate_up", 2 * inner, hidden), ("down", hidden, inner)):
             at = f"{base}mlp.experts.{name}_proj_"
             yield f"{at}blocks", some(0, 256, experts, rows, columns // 32, 16)
-            low = 119 if name == "gate_up" else 116  # 2^-8, 2^-11
+            low = 119 if name == "gate_up" else 112  # 2^-8, 2^-15: more, and rounding decides
             yield f"{at}scales", some(low, low + 3, experts, rows, columns // 32)
             yield f"{at}bias", small(experts, rows)
     yield "model.norm.weight", small(hidden, mean=1.0)
@@ -226,22 +226,21 @@ def distances(out: Path, first: str, name: str) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    for mine, theirs in (("steps", "steps"), ("whole", "whole"), ("whole", "steps")):
+    # of the first case itself: what rounding alone does
+    for mine, theirs in (("steps", "steps"), ("whole", "steps" if name == first else "whole")):
         files = (out / f"{first}-{theirs}.npy", out / f"{name}-{mine}.npy")
         pair = [np.load(file, mmap_mode="r") for file in files]
-        kl, same, covered = [], [], []
+        kl, same = [], []
         for at in range(0, len(pair[0]), 64):
             both = (torch.from_numpy(np.array(one[at : at + 64])) for one in pair)
             p, q = (one.to(device).double() for one in both)
             kl += (p.exp() * (p - q)).sum(-1).tolist()
             same += (p.argmax(-1) == q.argmax(-1)).double().tolist()
-            covered += p.exp().topk(min(256, p.shape[-1]), -1).values.sum(-1).tolist()
         found[f"{mine}-{theirs}"] = {
             "kl": statistics.fmean(kl),
             "kl_error": statistics.stdev(kl) / len(kl) ** 0.5,
             "kl_median": statistics.median(kl),
             "same": statistics.fmean(same),
-            "top_256": statistics.fmean(covered),
         }
     return found
 
@@ -268,6 +267,8 @@ def main() -> None:
         found = measure(options)
         if os.environ.get("RANK", "0") == "0":
             (options.out / f"{options.name}.json").write_text(json.dumps(found))
+        if options.tensor_parallel > 1:
+            os._exit(0)  # else one hung while Python ended
         return
     layers, hidden, experts, vocab = options.size
     shape = tiny.Shape(layers, hidden, hidden, experts, 4, heads=64, kv_heads=8, head_dim=64)
