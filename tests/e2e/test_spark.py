@@ -198,7 +198,7 @@ def test_the_second_start_asks_the_hub_nothing(spark: Spark) -> None:
     assert spark.hub.requests == []
     assert spark.seen()["RestartCount"] == 0
     found = spark.build("status")
-    assert (found["state"], found["profile"]) == ("healthy", "exact")
+    assert (found["state"], found["profile"]) == ("healthy", "balanced")
     assert found["image"] == spark.seen()["Config"]["Image"]
 
 
