@@ -74,6 +74,8 @@ def run(
     # with AMX the release has a backend of its own
     hidden = {**SMOKE_VARIABLES, **UNPATCHED_VARIABLES, **isa.NO_AMX}
     launch = replace(launch, options=of_release(context.serve), variables=hidden)
+    if unpatched is not None:
+        environment.share_byte_code(product.path, unpatched.path)
     with start_server(tools.engine, unpatched or product, launch, work, cache, files) as server:
         return replace(report, release=refusal(server, tools.ready_timeout_s))
 
