@@ -147,7 +147,7 @@ class SparkGptOssForCausalLM(GptOssForCausalLM):
                 head.quant_method = lossless_method(config, head.quant_method, obstacle)
             return
         if obstacle is not None:
-            msg = f"lm_head cannot be quantized: {obstacle}. Remove it from mxfp4_layers."
+            msg = f"lm_head cannot be quantized: {obstacle}. Make it lossless in mxfp4_layers."
             raise ValueError(msg)
         head.quant_method = MxLinearMethod(form)
         head.quant_method.create_weights(

@@ -146,11 +146,9 @@ class Profile(BaseModel, frozen=True, extra="forbid"):
     def expectations(self, command: Sequence[str], caller: Sequence[str]) -> dict[str, str]:
         """Return the backends that vLLM has to choose, by kind; the user's own are not checked."""
         given = (value(command, _LAYERS) or "moe").split(",")
-        # vLLM logs the backend of dense layers only where some are quantised. A lossless layer may
-        # stay in BF16, and is no other for that
-        dense = [
-            one for one in given if not one.strip().startswith("moe") and "lossless" not in one
-        ]
+        # vLLM logs the backend of dense layers only where some are quantised. Where there are no
+        # decode kernels, lossless, INT8 and INT6 stay in BF16 with a warning: right, and slower
+        dense = [one for one in given if not re.search("^ *moe|lossless|int[68]", one)]
         own = {kind for kind in self.expect if has(caller, f"--{kind}-backend")}
         if not dense or has(caller, "--decode-kernels"):
             own.add("linear")

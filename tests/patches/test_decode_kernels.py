@@ -17,9 +17,7 @@ COVERED = ("9.0", "12.1")
 KINDS = ("mxfp4", "mxfp8", "int8", "int6", "nvfp4")
 NAMES = ("MxFp4", "Mxfp8", "Int8", "Int6", "NvFp4")
 DECODE = " ".join(f"Decode{name}LinearKernel" for name in NAMES)
-MARLIN = " ".join(
-    f"{'Expanded' if 'Int' in name else 'Marlin'}{name}LinearKernel" for name in NAMES
-)
+MARLIN = " ".join(f"{'Plain' if 'Int' in name else 'Marlin'}{name}LinearKernel" for name in NAMES)
 CHOSEN = {DECODE: [True] * len(KINDS), MARLIN: [False] * len(KINDS)}
 """Whether weights are packed for our kernels, by what the log names."""
 ROUNDED = 0.004
@@ -351,11 +349,12 @@ def test_dense_layers_that_they_cannot_take_are_named(
 def test_integers_without_them_are_kept_in_bf16(computed: Any, form: str) -> None:
     answer = computed["self_check"]["kept in BF16"][form]
     assert answer["parameters"] == ["weight", "bias"]
+    assert answer["as loaded"]
     assert answer["error"] < ROUNDED
     named, kept = answer["said"]
     label = form.upper()
-    assert named == f"INFO: Using Expanded{form.title()}LinearKernel for {label} GEMM"
-    assert kept.startswith(f"INFO: {label} weights are kept in BF16: ")
+    assert named == f"INFO: Using Plain{form.title()}LinearKernel for {label} GEMM"
+    assert kept.startswith(f"WARNING: Layers in {label} stay in BF16, as they were loaded: ")
 
 
 # -- BF16 in 12 bits -----------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def test_a_kind_that_failed_changes_a_server(computed: Any, name: str) -> None:
     assert not found["packed"]
     assert found["told"] == [
         "WARNING: Kernels that failed their trial: INT8.",
-        "INFO: Using ExpandedInt8LinearKernel for INT8 GEMM",
+        "INFO: Using PlainInt8LinearKernel for INT8 GEMM",
         "INFO: Decode kernels are not used for INT8: they failed their trial.",
     ]
 

@@ -59,19 +59,17 @@ class CpuKernel:
         return cpu.mx_linear(x, self._form.name, _tensors(self._form, layer), bias)
 
 
-class ExpandedKernel:
-    """The product with a weight that is kept in BF16: vLLM has no kernel for such scales."""
+class PlainKernel:
+    """The product with the weight as it was loaded: vLLM has no kernel for such scales."""
 
     def __init__(self, form: Format) -> None:
         self._form = form
 
     def process_weights_after_loading(self, layer: Module) -> None:
-        """Expand the weight, for good."""
-        logger.info_once("%s weights are kept in BF16: no decode kernels.", self._form.label)
-        expanded = self._form.dequantise(*(one.data for one in _tensors(self._form, layer)))
-        replace_parameter(layer, "weight", expanded)
-        for name in self._form.names[1:]:
-            delattr(layer, name)
+        """Leave the weight to the method, which has the loaded one."""
+        logger.warning_once(
+            "Layers in %s stay in BF16, as they were loaded: no decode kernels.", self._form.label
+        )
 
     def apply_weights(
         self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None
@@ -84,12 +82,12 @@ class DecodeKernel:
     """The decode kernels, which expand the weight for many rows; else the fallback.
 
     Args:
-        fallback: Marlin's kernel, or ``ExpandedKernel``.
+        fallback: Marlin's kernel, or ``PlainKernel``.
     """
 
     def __init__(self, form: Format, fallback: Any) -> None:
         self._form, self._fallback = form, fallback
-        self._packed = False
+        self._packed, self.falls_back_to_loaded = False, isinstance(fallback, PlainKernel)
 
     def process_weights_after_loading(self, layer: Module) -> None:
         """Pack the weight, if the kernels pass the comparison with torch on it."""
@@ -101,7 +99,7 @@ class DecodeKernel:
             options.note(config, _name_of(layer), "fallback")
             self._fallback.process_weights_after_loading(layer)
             return
-        self._packed = True
+        self._packed, self.falls_back_to_loaded = True, False
         for name, tensor in zip(self._form.names, packed, strict=True):
             replace_parameter(layer, name, tensor)
 
@@ -214,11 +212,11 @@ class MxLinearMethod(LinearMethodBase):
             # what vLLM has there expands MXFP8 to BF16 at load: less accurate, and no smaller
             platform = current_platform._enum.name
             raise ValueError(f"Weight-only {self.form.label} has no kernel on {platform}.")
-        fallback = self._marlin(shape) or ExpandedKernel(self.form)
+        fallback = self._marlin(shape) or PlainKernel(self.form)
         config = get_current_vllm_config()
         failed = self.form.label in options.of(config).failed
         ours = module.enabled(config, "layers") and not failed
-        theirs = "Expanded" if isinstance(fallback, ExpandedKernel) else "Marlin"
+        theirs = "Plain" if isinstance(fallback, PlainKernel) else "Marlin"
         self._say("Decode" if ours else theirs)
         return DecodeKernel(self.form, fallback)
 
@@ -257,11 +255,17 @@ class MxLinearMethod(LinearMethodBase):
                 f" quantized to {self.form.label}."
             )
             raise ValueError(msg)
-        tensors = self.form.quantise(layer.weight.data)
+        kernel, loaded = self.kernel, layer.weight.data
+        tensors = self.form.quantise(loaded)
         layer.input_scale = None
         for name, tensor in zip(self.form.names, tensors, strict=True):
             replace_parameter(layer, name, tensor)
-        self.kernel.process_weights_after_loading(layer)
+        kernel.process_weights_after_loading(layer)
+        if isinstance(kernel, DecodeKernel) and kernel.falls_back_to_loaded:
+            # rounded weights would be no smaller in BF16
+            replace_parameter(layer, "weight", loaded)
+            for name in self.form.names[1:]:
+                delattr(layer, name)
         layer._already_called_process_weights_after_loading = True
 
     def apply(

@@ -22,6 +22,7 @@ NAMES = ("w13", "w2")
 def _kept_in_bf16(form: str) -> dict[str, Any]:
     """A layer without decode kernels."""
     import torch
+    from vllm_sparkforge.mx.table import FORMATS
 
     from tests.patches.probes.decode_device import error_of, mx_layer
 
@@ -31,7 +32,10 @@ def _kept_in_bf16(form: str) -> dict[str, Any]:
     out, _ = layer(x)
     wanted = x.double() @ layer.weight.double().T + layer.bias.double()
     names = [name for name, _ in layer.named_parameters()]
-    return {"parameters": names, "error": error_of(out, wanted), "said": lines}
+    kept, kind = layer.weight.data, FORMATS[form]
+    rounded = torch.equal(kind.dequantise(*kind.quantise(kept)), kept)
+    found = {"parameters": names, "as loaded": not rounded}
+    return found | {"error": error_of(out, wanted), "said": lines}
 
 
 def _draws() -> dict[int, list[bool]]:

@@ -48,7 +48,8 @@ def test_the_image_reads_every_profile_that_a_build_writes(tmp_path: Path) -> No
         ([], [], "moe experts"),
         (["--mxfp4-layers", "qkv,o"], [], "moe experts linear"),
         (["--mxfp4-layers", "qkv=lossless,o=lossless,moe"], [], "moe experts"),
-        (["--mxfp4-layers", "qkv=lossless,o=int6"], [], "moe experts linear"),
+        (["--mxfp4-layers", "qkv=lossless,o=int6,lm_head=int8"], [], "moe experts"),
+        (["--mxfp4-layers", "qkv=lossless,o=nvfp4"], [], "moe experts linear"),
         (["--mxfp4-layers", "qkv", "--mxfp4-layers", "moe"], [], "moe experts"),
         (["--mxfp4-layers", "qkv"], ["--linear-backend", "torch"], "moe experts"),
         (["--mxfp4-layers", "qkv"], ["--moe-backend=triton"], "linear"),
@@ -87,7 +88,7 @@ attention FLASHINFER [cuda.py:478] Using AttentionBackendEnum.FLASHINFER backend
 attention TRITON_ATTN [cuda.py:527] Using TRITON_ATTN attention backend out of potential: ['X'].
 linear MARLIN [__init__.py:995] Using MarlinMxFp4LinearKernel for MXFP4 GEMM
 linear FLASHINFERCUTLASS [a.py:9] Using FlashInferCutlassMxfp8LinearKernel for MXFP8 GEMM
-linear EXPANDED [linear.py:9] Using ExpandedInt8LinearKernel for INT8 GEMM
+linear PLAIN [linear.py:9] Using PlainInt8LinearKernel for INT8 GEMM
 linear DECODE [linear.py:9] Using DecodeInt6LinearKernel for INT6 GEMM
 linear MARLIN [linear.py:9] Using MarlinNvFp4LinearKernel for NVFP4 GEMM
 linear DECODE [linear.py:9] Using DecodeLosslessLinearKernel for LOSSLESS GEMM
