@@ -23,6 +23,7 @@ from sparkforge.core.log import log
 from sparkforge.core.run import call
 from sparkforge.pins.types import Model
 from sparkforge.runtime import client
+from sparkforge.serving.profile import VARIABLE
 from sparkforge.sources.project import Checkout, ProjectOptions, checkout
 
 
@@ -94,11 +95,17 @@ def everything(
             asked |= {"model": model.name, "max_tokens": min(4000, model.max_len // 2)}
             accepted, file = accept.judged(accept.Options(target=name, pins=project.pins))
             found["accept"] = {**plain.as_json(accepted), "report": str(file)}
-            table = "seeds" if here.pins.target(name).cuda_arch else "quick"
+            target = here.pins.target(name)
+            table = "seeds" if target.cuda_arch else "quick"
             files = tokenizer(here, name, variables, Path(work))
             found["bench"] = command.measured(
                 command.RunOptions(
-                    target=name, url=place.root, model=files, table=table, project=project
+                    target=name,
+                    url=place.root,
+                    model=files,
+                    table=table,
+                    profile=variables.get(VARIABLE) or here.pins.profile_of(target).choice,
+                    project=project,
                 )
             )
         except SparkforgeError as error:
