@@ -248,6 +248,8 @@ class Launch:
         say(f"profile {self.profile.choice or '-'}: {shlex.join(options.redacted(command))}")
         if self.profile.choice == "fast":
             say("fast has INT6 in the dense layers; MXFP4, as before: --mxfp4-layers qkv,o,lm_head")
+        if self.profile.choice not in (None, "exact"):
+            say("the dense layers are rounded; as published: SPARKFORGE_PROFILE=exact")
         # a busy one would look hung
         hang_s = 0 if "--disable-log-stats" in command else checks.hang
         # three failed checks, and the time between them, fit into the time of a hang
