@@ -333,7 +333,8 @@ def test_a_replica_that_is_lost_takes_only_its_own_requests_and_comes_back(
     try:
         machines.up()
         check_rights(machines.inspect("router"))
-        assert json.loads(machines.get("/v1/models"))["authorized"] == "none"
+        # on a busy machine both may just have failed a check
+        machines.wait(lambda: json.loads(machines.get("/v1/models")).get("authorized") == "none")
         with machines.load() as load:
             machines.wait_for_answers("one", "two")
             assert load.lost == []
