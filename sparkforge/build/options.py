@@ -95,7 +95,7 @@ class ServerOptions:
     """The server of the smoke test, or of a command that starts one."""
 
     port: UInt16 = 0
-    """loopback port (default: a free one; serve: 8000)"""
+    """loopback port (default: a free one; serve: 8000 where it is free)"""
     ready_timeout: PositiveFloat | None = None
     """time limit of the server's start in seconds (default: 300; serve: none)"""
 

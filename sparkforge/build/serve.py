@@ -122,7 +122,7 @@ def serve(build: Build, options: Options) -> int:
         context.serve_with(profile),
         (*(CHAT_OPTIONS if chat else ()), *build.tools.arguments),
         variables,
-        build.tools.port or 8000,
+        build.tools.port or servers.usual_port(),
         gpus=context.target.cuda_arch is not None,
         name=name,
     )

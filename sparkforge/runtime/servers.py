@@ -57,6 +57,15 @@ def free_port(wanted: int) -> int:
     raise MachineError(f"port {wanted} on {LOOPBACK} is in use", remedy)
 
 
+def usual_port() -> int:
+    """Return vLLM's own port, or a free one where that is taken."""
+    try:
+        return free_port(8000)
+    except MachineError as error:
+        log.warning(f"{error.what}: taking another")
+        return free_port(0)
+
+
 @dataclass(frozen=True)
 class Server:
     """A started server, which may still be loading: a child of this process.

@@ -1,6 +1,7 @@
 """Servers of a virtual environment: ports, and what is shown of one that does not start."""
 
 import socket
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from sparkforge.core.errors import MachineError
 from sparkforge.runtime import servers
 from sparkforge.runtime.engine import Engine
-from sparkforge.runtime.servers import LOOPBACK, ending, explain, free_port
+from sparkforge.runtime.servers import LOOPBACK, ending, explain, free_port, usual_port
 from tests.support import wait_for
 
 
@@ -22,6 +23,16 @@ def test_a_taken_port_has_an_exit_code_of_its_own() -> None:
         with pytest.raises(MachineError, match=str(port)):
             free_port(port)
     assert free_port(0) < 32768  # none that an outgoing connection gets
+
+
+def test_where_another_server_has_the_usual_port_a_free_one_is_taken() -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):  # somebody has it already
+            other.bind((LOOPBACK, 8000))
+            other.listen()
+        found = usual_port()
+    assert found == free_port(found) != 8000
 
 
 def test_an_image_is_served_without_rights_and_ends_with_the_block(
