@@ -1,7 +1,7 @@
 """A release from its tag to servers in empty folders, by the words of release.yml, and once more.
 
-The repository, the registry and the forge are stand-ins on this machine. All but the last test have
-images of few and small wheels, with a stand-in for vLLM; spark's is for arm64, and emulated.
+The repository, the registry and the forge are stand-ins on this machine. The images are made of few
+and small wheels, with a stand-in for vLLM; spark's is for arm64, and emulated.
 """
 
 import base64
@@ -24,7 +24,6 @@ from sparkforge.runtime.servers import free_port
 from sparkforge.sources.project import store_of
 from tests.forge import stand_in
 from tests.hub import Hub
-from tests.support import wait_for
 
 from ..conftest import PASSWORD, ROOT, clone, on_base
 from ..served import docker
@@ -86,7 +85,7 @@ class Forge:
         return self.folder / "bare"
 
     def release(self, folder: Path, bases: Mapping[str, str], **env: str) -> dict[str, str]:
-        """Run the jobs in a clone of the tag; returns the outputs of all, joined with spark."""
+        """Run the jobs in a clone of the tag; returns the outputs of all."""
         folder.mkdir()
         checkout, outputs = folder / "sparkforge", folder / "outputs"
         clone(self.bare, checkout)
@@ -101,7 +100,7 @@ class Forge:
         found: dict[str, str] = {}
         for target, base in bases.items():
             found = job("image", target, self.name, "--engine", "docker", *on_base(base))
-        return job("join", *(found[target] for target in bases)) if "spark" in bases else found
+        return job("join", *(found[target] for target in bases))
 
 
 @pytest.fixture(scope="module")
@@ -126,13 +125,14 @@ def small_cpu(pins: Path) -> None:
     pins.write_text(text)
 
 
-def make_forge(folder: Path, registry: str, keys: Path, *, small: bool) -> Forge:
+@pytest.fixture(scope="module")
+def forge(tmp_path_factory: pytest.TempPathFactory, keys: Path, registry: str) -> Forge:
+    folder = tmp_path_factory.mktemp("forge")
     source, wheels = folder / "source", folder / "wheels"
     clone(ROOT, source)
-    if small:
-        use_small(source, wheels, "rtx", "linux/amd64")
-        use_small(source, wheels, "spark", "linux/arm64")
-        small_cpu(source / "pins.yaml")
+    use_small(source, wheels, "rtx", "linux/amd64")
+    use_small(source, wheels, "spark", "linux/arm64")
+    small_cpu(source / "pins.yaml")
     told = json.loads(run("python3", "build.py", "--version", "--json", cwd=source))["releases"]
     log = source / "CHANGELOG.md"
     (release,) = {*told.values()}
@@ -140,17 +140,11 @@ def make_forge(folder: Path, registry: str, keys: Path, *, small: bool) -> Forge
     log.write_text(log.read_text().replace("\n## ", section, 1))
     (source / "SECURITY.md").write_text("Write to us@example.org.\n")
     run(*_GIT, "add", ".", cwd=source)
-    run(*_GIT, "commit", "--quiet", "--message", "released", cwd=source)
+    run(*_GIT, "commit", "--quiet", "--message", "small", cwd=source)
     run(*_GIT, "tag", "--annotate", f"v{release}", "--message", release, cwd=source)
     run("git", "clone", "--quiet", "--bare", source, folder / "bare", cwd=folder)
     stand_in(folder / "bin")
-    name = f"{registry}/me/{'fork' if small else 'whole'}"
-    return Forge(folder, name, f"v{release}", wheels, keys)
-
-
-@pytest.fixture(scope="module")
-def forge(tmp_path_factory: pytest.TempPathFactory, keys: Path, registry: str) -> Forge:
-    return make_forge(tmp_path_factory.mktemp("forge"), registry, keys, small=True)
+    return Forge(folder, f"{registry}/me/fork", f"v{release}", wheels, keys)
 
 
 @pytest.fixture(scope="module")
@@ -238,10 +232,6 @@ def compose(folder: Path, *words: str, **env: str) -> str:
     return run("docker", "compose", *words, cwd=folder, **own, **env)
 
 
-def healthy(container: str) -> bool:
-    return docker("inspect", "--format", "{{.State.Health.Status}}", container) == "healthy"
-
-
 def answer(port: int, model: str) -> str:
     body = {"model": model, "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
@@ -289,27 +279,3 @@ def test_a_second_time_the_digests_are_the_same(
     again = forge.release(tmp_path / "again", bases, SPARKFORGE_STORE=str(store.root))
     for name in ("image", *bases):
         assert again[name] == released[name]
-
-
-def test_the_whole_cpu_image_goes_the_same_way_twice(
-    tmp_path: Path, keys: Path, registry: str, base_image: str
-) -> None:
-    """The real image: pulled by its digest it serves, with vLLM itself; a cold store repeats it."""
-    forge = make_forge(tmp_path, registry, keys, small=False)
-    found = forge.release(tmp_path / "first", {"cpu": base_image})
-    docker("image", "rm", "--force", found["cpu"])
-    docker("pull", "--quiet", found["cpu"])
-    make_tiny_gpt_oss(tmp_path / "model")
-    listens = ("--publish", "127.0.0.1::8000", "--env", "SPARKFORGE_BIND=127.0.0.1")
-    mounts = ("--volume", f"{tmp_path / 'model'}:/model:ro")
-    serves = docker("run", "--detach", "--rm", *listens, *mounts, found["cpu"])
-    try:
-        port = int(docker("port", serves, "8000").rpartition(":")[2])
-        wait_for(lambda: healthy(serves), 900)
-        answer(port, "tiny-gpt-oss")
-    finally:
-        docker("rm", "--force", "--volumes", serves)
-    docker("builder", "prune", "--all", "--force")
-    store = store_of(None).borrowed(tmp_path / "store", ("downloads", "partial"))
-    env = {"SPARKFORGE_STORE": str(store.root)}
-    assert forge.release(tmp_path / "again", {"cpu": base_image}, **env)["cpu"] == found["cpu"]
