@@ -87,7 +87,12 @@ class DecodeKernel:
 
     def __init__(self, form: Format, fallback: Any) -> None:
         self._form, self._fallback = form, fallback
-        self._packed, self.falls_back_to_loaded = False, isinstance(fallback, PlainKernel)
+        self._packed = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the layer computes with the weight as it was loaded."""
+        return not self._packed and isinstance(self._fallback, PlainKernel)
 
     def process_weights_after_loading(self, layer: Module) -> None:
         """Pack the weight, if the kernels pass the comparison with torch on it."""
@@ -99,7 +104,7 @@ class DecodeKernel:
             options.note(config, _name_of(layer), "fallback")
             self._fallback.process_weights_after_loading(layer)
             return
-        self._packed, self.falls_back_to_loaded = True, False
+        self._packed = True
         for name, tensor in zip(self._form.names, packed, strict=True):
             replace_parameter(layer, name, tensor)
 
@@ -261,7 +266,7 @@ class MxLinearMethod(LinearMethodBase):
         for name, tensor in zip(self.form.names, tensors, strict=True):
             replace_parameter(layer, name, tensor)
         kernel.process_weights_after_loading(layer)
-        if isinstance(kernel, DecodeKernel) and kernel.falls_back_to_loaded:
+        if isinstance(kernel, DecodeKernel) and kernel.is_plain:
             # rounded weights would be no smaller in BF16
             replace_parameter(layer, "weight", loaded)
             for name in self.form.names[1:]:
