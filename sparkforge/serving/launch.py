@@ -106,6 +106,7 @@ class Launch:
             if name is not None:
                 self.profile = profile.pick(self.profile, name, profile.VARIABLE)
         self.on_device = self.profile.cuda_arch is not None
+        self.rounds = self.profile.choice not in (None, "exact")
         self.backends = given.checks.backends or self.profile.on_mismatch
         self.pair = cluster.settings(environment)
         self.machines = 1 if self.pair is None else 2
@@ -217,8 +218,8 @@ class Launch:
     def _trial(self, real: list[str], driver: str, file: Path | None, mode: str) -> None:
         """Try our kernels, and add what follows to the server's options."""
         mine = [*self.given.serve_args, *self.caller]
-        # exact never rounds activations; two machines could choose differently
-        choose = self.pair is None and self.profile.choice not in (None, "exact")
+        # CUTLASS rounds activations, too; two machines could choose differently
+        choose = self.pair is None and self.rounds
         choose = choose and not options.has(mine, "--moe-backend")
         asked = trial.plan(real, self.variables, choose=choose)
         if not asked:
@@ -248,7 +249,7 @@ class Launch:
         say(f"profile {self.profile.choice or '-'}: {shlex.join(options.redacted(command))}")
         if self.profile.choice == "fast":
             say("fast has INT6 in the dense layers; MXFP4, as before: --mxfp4-layers qkv,o,lm_head")
-        if self.profile.choice not in (None, "exact"):
+        if self.rounds:
             say("the dense layers are rounded; as published: SPARKFORGE_PROFILE=exact")
         # a busy one would look hung
         hang_s = 0 if "--disable-log-stats" in command else checks.hang
