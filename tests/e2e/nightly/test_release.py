@@ -1,7 +1,7 @@
 """A release from its tag to servers in empty folders, by the words of release.yml, and once more.
 
-The repository, the registry and the forge are stand-ins on this machine. The images are made of few
-and small wheels, with a stand-in for vLLM; spark's is for arm64, and emulated.
+The repository, the registry and the forge are stand-ins on this machine. All but the last test have
+images of few and small wheels, with a stand-in for vLLM; spark's is for arm64, and emulated.
 """
 
 import base64
@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import requests
 
+from sparkforge.build import composing
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.release import files
 from sparkforge.runtime.servers import free_port
@@ -25,8 +26,8 @@ from sparkforge.sources.project import store_of
 from tests.forge import stand_in
 from tests.hub import Hub
 
-from ..conftest import PASSWORD, ROOT, clone, on_base
-from ..served import docker
+from ..conftest import PASSWORD, ROOT, clone, on_base, one_thread
+from ..served import by_compose, docker
 from ..small import use_small
 from ..test_spark import MODEL
 
@@ -85,7 +86,7 @@ class Forge:
         return self.folder / "bare"
 
     def release(self, folder: Path, bases: Mapping[str, str], **env: str) -> dict[str, str]:
-        """Run the jobs in a clone of the tag; returns the outputs of all."""
+        """Run the jobs in a clone of the tag; returns the outputs of all, joined with spark."""
         folder.mkdir()
         checkout, outputs = folder / "sparkforge", folder / "outputs"
         clone(self.bare, checkout)
@@ -100,7 +101,7 @@ class Forge:
         found: dict[str, str] = {}
         for target, base in bases.items():
             found = job("image", target, self.name, "--engine", "docker", *on_base(base))
-        return job("join", *(found[target] for target in bases))
+        return job("join", *(found[target] for target in bases)) if "spark" in bases else found
 
 
 @pytest.fixture(scope="module")
@@ -125,14 +126,13 @@ def small_cpu(pins: Path) -> None:
     pins.write_text(text)
 
 
-@pytest.fixture(scope="module")
-def forge(tmp_path_factory: pytest.TempPathFactory, keys: Path, registry: str) -> Forge:
-    folder = tmp_path_factory.mktemp("forge")
+def make_forge(folder: Path, registry: str, keys: Path, *, small: bool) -> Forge:
     source, wheels = folder / "source", folder / "wheels"
     clone(ROOT, source)
-    use_small(source, wheels, "rtx", "linux/amd64")
-    use_small(source, wheels, "spark", "linux/arm64")
-    small_cpu(source / "pins.yaml")
+    if small:
+        use_small(source, wheels, "rtx", "linux/amd64")
+        use_small(source, wheels, "spark", "linux/arm64")
+        small_cpu(source / "pins.yaml")
     told = json.loads(run("python3", "build.py", "--version", "--json", cwd=source))["releases"]
     log = source / "CHANGELOG.md"
     (release,) = {*told.values()}
@@ -140,11 +140,17 @@ def forge(tmp_path_factory: pytest.TempPathFactory, keys: Path, registry: str) -
     log.write_text(log.read_text().replace("\n## ", section, 1))
     (source / "SECURITY.md").write_text("Write to us@example.org.\n")
     run(*_GIT, "add", ".", cwd=source)
-    run(*_GIT, "commit", "--quiet", "--message", "small", cwd=source)
+    run(*_GIT, "commit", "--quiet", "--message", "released", cwd=source)
     run(*_GIT, "tag", "--annotate", f"v{release}", "--message", release, cwd=source)
     run("git", "clone", "--quiet", "--bare", source, folder / "bare", cwd=folder)
     stand_in(folder / "bin")
-    return Forge(folder, f"{registry}/me/fork", f"v{release}", wheels, keys)
+    name = f"{registry}/me/{'fork' if small else 'whole'}"
+    return Forge(folder, name, f"v{release}", wheels, keys)
+
+
+@pytest.fixture(scope="module")
+def forge(tmp_path_factory: pytest.TempPathFactory, keys: Path, registry: str) -> Forge:
+    return make_forge(tmp_path_factory.mktemp("forge"), registry, keys, small=True)
 
 
 @pytest.fixture(scope="module")
@@ -279,3 +285,21 @@ def test_a_second_time_the_digests_are_the_same(
     again = forge.release(tmp_path / "again", bases, SPARKFORGE_STORE=str(store.root))
     for name in ("image", *bases):
         assert again[name] == released[name]
+
+
+def test_the_whole_cpu_image_goes_the_same_way_twice(
+    tmp_path: Path, keys: Path, registry: str, base_image: str
+) -> None:
+    """The real image: pulled by its digest it serves, with vLLM itself; a cold store repeats it."""
+    forge = make_forge(tmp_path, registry, keys, small=False)
+    found = forge.release(tmp_path / "first", {"cpu": base_image})
+    docker("image", "rm", "--force", found["cpu"])
+    docker("pull", "--quiet", found["cpu"])
+    checkout = tmp_path / "first" / "sparkforge"
+    composing.put(checkout / ".env", {"SPARKFORGE_IMAGE_CPU": found["cpu"]})
+    one_thread(checkout)
+    assert len(by_compose(checkout).answer.tokens) == 24
+    docker("builder", "prune", "--all", "--force")
+    store = store_of(None).borrowed(tmp_path / "store", ("downloads", "partial"))
+    env = {"SPARKFORGE_STORE": str(store.root)}
+    assert forge.release(tmp_path / "again", {"cpu": base_image}, **env)["cpu"] == found["cpu"]
