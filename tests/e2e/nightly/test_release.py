@@ -129,6 +129,7 @@ def small_cpu(pins: Path) -> None:
 def make_forge(folder: Path, registry: str, keys: Path, *, small: bool) -> Forge:
     source, wheels = folder / "source", folder / "wheels"
     clone(ROOT, source)
+    wheels.mkdir()
     if small:
         use_small(source, wheels, "rtx", "linux/amd64")
         use_small(source, wheels, "spark", "linux/arm64")
