@@ -37,7 +37,7 @@ PASSWORD = "the-password-of-this-test"  # of cosign's keys
 # two tests are left, so a short one follows a group of one long test. test_accept and test_dev use
 # the image that test_image bakes. A file that is named nowhere is a group, too.
 _GROUPS = (
-    ("test_spark", "test_arm64"),
+    ("test_spark", "test_upgrade", "test_arm64"),
     ("test_image", "test_cluster"),
     ("test_cpu_build",),
     ("test_accept",),
