@@ -20,8 +20,6 @@ from build import ensure_environment
 from sparkforge.runtime.servers import free_port
 from tests.support import ONE_THREAD, PATIENCE_S, wait_for
 
-from . import served
-
 if TYPE_CHECKING:
     from .mirror import Mirror
     from .small import Small
@@ -168,13 +166,6 @@ def image(build: Build, base_image: str, checkout: Path) -> Any:
     shutil.copy(dist / "cpu" / "receipt.json", dist / "image-receipt.json")
     one_thread(checkout)
     return {one["label"]: one["outputs"] for one in receipt["items"]}
-
-
-@pytest.fixture(scope="session")
-def alone(image: Any, checkout: Path) -> served.Alone:
-    """What one node answered that `docker compose up` started, as the README says."""
-    assert image["smoke"]["tokens"] > 0
-    return served.by_compose(checkout)
 
 
 @pytest.fixture(scope="module")

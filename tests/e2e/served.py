@@ -25,17 +25,6 @@ class Answer:
     logprobs: list[float]
 
 
-@dataclass(frozen=True)
-class Alone:
-    """What was seen of the one node."""
-
-    answer: Answer
-    hosts: set[str]
-    """Addresses that its port was published on."""
-    said: str
-    """What the entrypoint printed."""
-
-
 def docker(*arguments: str, env: Mapping[str, str] | None = None) -> str:
     """Run docker; returns what it printed."""
     done = subprocess.run(
@@ -106,21 +95,20 @@ def entrypoint_said(container: str) -> str:
     return done.stderr
 
 
-def by_compose(checkout: Path) -> Alone:
+def hosts(container: str) -> set[str]:
+    """Return the addresses that a server's port is published on."""
+    ports = json.loads(docker("inspect", "--format", "{{json .NetworkSettings.Ports}}", container))
+    return {bind["HostIp"] for bind in ports["8000/tcp"]}
+
+
+def by_compose(checkout: Path) -> Answer:
     """Serve by `docker compose up`, with what build.py wrote into .env, and ask once."""
     port = free_port(0)
     env = {**os.environ, "SPARKFORGE_PORT": str(port)}
     command = ["docker", "compose", "--project-directory", str(checkout)]
     subprocess.run([*command, "up", "--detach"], env=env, check=True)
     try:
-        container = wait_until_healthy(checkout)
-        answer = ask(port)
-        ports = json.loads(
-            docker("inspect", "--format", "{{json .NetworkSettings.Ports}}", container)
-        )
-        # the entrypoint looks on its own, a little before or after the health check
-        wait_for(lambda: "ready after" in entrypoint_said(container), every_s=1)
-        hosts = {bind["HostIp"] for bind in ports["8000/tcp"]}
-        return Alone(answer, hosts, entrypoint_said(container))
+        wait_until_healthy(checkout)
+        return ask(port)
     finally:
         subprocess.run([*command, "down", "--volumes"], env=env, check=True)

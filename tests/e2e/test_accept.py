@@ -12,6 +12,7 @@ from sparkforge.build.serve import CHAT_NAME, CHAT_OPTIONS, chat_model
 from sparkforge.checkpoints.chat import ANSWER, REASONING
 from sparkforge.runtime import engine
 from sparkforge.runtime.servers import free_port
+from tests.support import wait_for
 
 from . import served
 from .conftest import Build, cpu_image, one_thread
@@ -40,7 +41,8 @@ def test_compose_answers_chats_and_accept_agrees(
     compose = ("compose", "--project-directory", str(checkout))
     try:
         served.docker(*compose, "up", "--detach")
-        served.wait_until_healthy(checkout)
+        container = served.wait_until_healthy(checkout)
+        assert served.hosts(container) == {"127.0.0.1"}
         body = {"model": CHAT_NAME, "messages": [{"role": "user", "content": "Hello"}]}
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
         reply = requests.post(url, json=body, timeout=600).json()
@@ -51,5 +53,8 @@ def test_compose_answers_chats_and_accept_agrees(
         unchecked = [one["name"] for one in found["checks"] if one["state"] == "not checked"]
         assert unchecked == ["decode kernels"]  # a GPU's; backends and memory are the container's
         assert found["image"] == tag
+        # the profile's, and vLLM's own word; the entrypoint looks on its own, at its own times
+        said = "backends: moe BF16_DEQUANT"
+        wait_for(lambda: said in served.entrypoint_said(container), every_s=1)
     finally:
         served.docker(*compose, "down", "--volumes")

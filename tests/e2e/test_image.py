@@ -1,4 +1,4 @@
-"""The image and Compose, on a real engine with a base made from Debian's packages."""
+"""The image, made by a real engine on a base of Debian's packages. test_accept.py serves it."""
 
 import json
 import subprocess
@@ -7,7 +7,6 @@ from typing import Any
 
 from tests.results import context_of
 
-from . import served
 from .conftest import Build
 from .served import docker
 
@@ -63,9 +62,3 @@ def test_a_missing_base_is_one_clear_error(checkout: Path, base_image: str) -> N
     assert done.returncode == 8
     assert "no such image in the engine" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_compose_turns_healthy_and_serves_on_loopback(alone: served.Alone) -> None:
-    assert len(alone.answer.tokens) == 24
-    assert alone.hosts == {"127.0.0.1"}
-    assert "backends: moe BF16_DEQUANT" in alone.said  # the profile's, and vLLM's own word

@@ -31,15 +31,16 @@ def pair(image: Any, checkout: Path) -> Iterator[Pair]:
 
 
 def test_two_nodes_answer_as_one_does_and_outlive_a_worker_that_dies_or_stops(
-    alone: served.Alone, pair: Pair
+    checkout: Path, pair: Pair
 ) -> None:
+    alone = served.by_compose(checkout)
     ready_s = pair.up()
     together = served.ask(pair.port)
-    apart = [abs(a - b) for a, b in zip(alone.answer.logprobs, together.logprobs, strict=True)]
-    same = sum(map(eq, alone.answer.tokens, together.tokens))
+    apart = [abs(a - b) for a, b in zip(alone.logprobs, together.logprobs, strict=True)]
+    same = sum(map(eq, alone.tokens, together.tokens))
     print(f"two nodes healthy after {ready_s:.0f} s; {same} of 24 tokens the same")
     print(f"log probabilities apart: median {median(apart):.3f}, at most {max(apart):.3f}")
-    assert len(together.tokens) == len(alone.answer.tokens) == 24
+    assert len(together.tokens) == len(alone.tokens) == 24
     assert len(apart) == len(served.PROMPT.encode()) - 1
     assert median(apart) < MEDIAN
     assert 0 < max(apart) < LARGEST  # the same to the bit would be no other order of adding

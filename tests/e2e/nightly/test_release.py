@@ -299,7 +299,7 @@ def test_the_whole_cpu_image_goes_the_same_way_twice(
     checkout = tmp_path / "first" / "sparkforge"
     composing.put(checkout / ".env", {"SPARKFORGE_IMAGE_CPU": found["cpu"]})
     one_thread(checkout)
-    assert len(by_compose(checkout).answer.tokens) == 24
+    assert len(by_compose(checkout).tokens) == 24
     docker("builder", "prune", "--all", "--force")
     store = store_of(None).borrowed(tmp_path / "store", ("downloads", "partial"))
     env = {"SPARKFORGE_STORE": str(store.root)}
