@@ -41,6 +41,7 @@ image() {
   python3 build.py --version --json >"$found"
   version=$(field "$found" releases "$target") # known before hours of building
   git tag --points-at HEAD | grep -Fqx "v$version" || die "no tag v$version here: release.counter in pins.yaml"
+  ! grep -q security@example.invalid SECURITY.md || die "SECURITY.md has no address for private reports yet" # the release refuses it, hours later
   python3 build.py build --target "$target" "$@" >&2
   python3 build.py verify --target "$target" --until wheels >&2
   python3 build.py release --target "$target" --push "$name" "${key[@]}" --json >"$found"
