@@ -316,7 +316,10 @@ def test_half_requests_and_tiny_chunks_cost_nobody_anything(start: Start) -> Non
 def test_one_source_cannot_keep_others_out(start: Start) -> None:
     front = start()
     with ExitStack() as stack:
-        idle = [stack.enter_context(front.connect()) for _ in range(600)]
+        idle = []
+        for _ in range(600):
+            with suppress(ConnectionResetError):  # refused before connect() came back
+                idle.append(stack.enter_context(front.connect()))
         began = time.monotonic()
         assert front.ask("GET", "/health", source="127.0.0.2")[0] == 200
         assert time.monotonic() - began < 9  # those before it wait for 10
@@ -329,7 +332,7 @@ def test_one_source_cannot_keep_others_out(start: Start) -> None:
                 closed += 1
             except BlockingIOError:
                 pass
-        assert 600 - closed >= 256
+        assert len(idle) - closed >= 256
 
 
 def test_large_bodies_are_bounded_in_memory_and_for_one_source(start: Start) -> None:
