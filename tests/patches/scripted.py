@@ -21,6 +21,9 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 VARIABLE = "SCRIPTS"
+# more than any logit of the checkpoint, and less than what a grammar takes off
+_PUSH = 10_000.0
+_NAMED = re.compile(r"script:([\w.-]+)")
 # A worker spins for a second after each message: of minutes of requests that is a core, which the
 # other tests of a machine lack. Without, it waits for the notice, as an idle worker does.
 _wait = SpinCondition.wait
@@ -32,9 +35,6 @@ def _wait_for_notice(self: SpinCondition, timeout_ms: int | None = None) -> None
 
 
 SpinCondition.wait = _wait_for_notice
-# more than any logit of the checkpoint, and less than what a grammar takes off
-_PUSH = 10_000.0
-_NAMED = re.compile(r"script:([\w.-]+)")
 
 
 def encode(text: str) -> list[int]:
