@@ -53,15 +53,21 @@ def uv_variables() -> dict[str, str]:
     return {name: value for name, value in found.items() if value and name not in os.environ}
 
 
+@cache
+def _default_index() -> str:
+    """Return pip's default, which this project does not name; a finder takes a millisecond."""
+    from unearth import PackageFinder
+
+    return str(PackageFinder().sources[0]["url"])
+
+
 def _indexes() -> list[str]:
     """Return the index URLs; FetchError for one that is no URL (its text may have a password)."""
     settings = pip_settings()
     if settings.get("no-index", "").lower() in ("1", "true", "t", "yes", "y", "on"):
         return []
-    from unearth import PackageFinder
-
-    default = PackageFinder().sources[0]["url"]  # this project names no index
-    urls = [settings.get("index-url", default), *settings.get("extra-index-url", "").split()]
+    default = settings.get("index-url") or _default_index()
+    urls = [default, *settings.get("extra-index-url", "").split()]
     for at, url in enumerate(urls, 1):
         try:
             _ = urlsplit(url).port

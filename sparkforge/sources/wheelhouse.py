@@ -6,7 +6,7 @@ settings. ``pip download`` cannot choose among the files of a lock for another p
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -169,18 +169,19 @@ def _located(item: Locked, wanted: Wanted, index: Index, uv: Path) -> tuple[str,
     """Return (file name, url, sha256) of the most suitable locked file."""
     machine = _MACHINE[wanted.platform]
 
-    def best(files: Iterable[tuple[str, str, str]]) -> tuple[str, str, str] | None:
+    def best(files: Iterable[tuple[str, str, str | None]]) -> tuple[str, str, str] | None:
         locked = {name: (name, url, sha) for name, url, sha in files if sha in item.sha256s}
         return _best(item, locked, wanted.python, wanted.platform)
 
-    def locked_links() -> Iterator[tuple[str, str, str]]:
-        # an index without hashes does not identify the locked file; one in a folder is hashed
-        for link in index.links(item.name):
-            sha = sha256_of(link) or (sha256_file(link.file_path) if link.is_file else None)
-            if sha in item.sha256s:  # the addresses of all 15,000 files of a project take seconds
-                yield link.filename, address_of(link).partition("#")[0], sha
-
-    found = best(locked_links())
+    # an index without hashes does not identify the locked file; one in a folder is hashed
+    found = best(
+        (
+            link.filename,
+            address_of(link).partition("#")[0],
+            sha256_of(link) or (sha256_file(link.file_path) if link.is_file else None),
+        )
+        for link in index.links(item.name)
+    )
     if found is None and item.name == "torch" and (backend := wanted.torch_backend) is not None:
         found = best(torch_files(item.requirement, wanted.python, machine, backend, uv))
     if found is None:

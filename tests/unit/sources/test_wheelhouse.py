@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 from packaging.markers import Marker
-from unearth.link import Link
 
 from sparkforge.core import index
 from sparkforge.core.errors import FetchError, PinsError
-from sparkforge.core.index import Index, address_of
-from sparkforge.sources import download, wheelhouse
+from sparkforge.core.index import Index
+from sparkforge.sources import download
 from sparkforge.sources.wheelhouse import Locked, Wanted, fill, missing, read_lock
 from sparkforge.store.store import Store
 from tests.support import PATIENCE_S, Page, Server, add_project, make_wheel, sha256
@@ -148,24 +147,6 @@ def test_stored_wheels_need_no_index(
     shutil.rmtree(tmp_path / "links")
     assert filled(store, want, offline=True) == [name]
     assert web.requests == []
-
-
-def test_only_the_addresses_of_locked_files_are_made(
-    store: Store, web: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One takes a millisecond, and a project may list 15,000 files."""
-    asked = []
-
-    def noted(link: Link) -> str:
-        asked.append(link.filename)
-        return address_of(link)
-
-    monkeypatch.setattr(wheelhouse, "address_of", noted)
-    files = dict(wheel(tmp_path, "demo", f"cp3{minor}-none-any") for minor in range(6, 12))
-    add_project(web, "demo", files)
-    name = "demo-1.0-cp311-none-any.whl"
-    filled(store, wanted(tmp_path, f"demo==1.0 --hash=sha256:{sha256(files[name])}"))
-    assert asked == [name]
 
 
 def test_a_file_that_is_not_locked_is_not_taken(store: Store, web: Server, tmp_path: Path) -> None:
