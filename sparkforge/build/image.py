@@ -367,11 +367,7 @@ def smoke_item(context: Context, tools: Tools, graph: Graph) -> Cached[SmokeResu
     def make(folder: Path) -> SmokeResult:
         from sparkforge.build import smoke  # not needed by a build in which nothing changed
 
-        # an image gets its original files back; with arguments of the user's there is no proof,
-        # which is about the target as it is
-        alone = tools.engine is not None or tools.arguments
-        release = None if alone else unpatched(context)
-        return smoke.run(context, tools, graph, release, folder)
+        return smoke.run(context, tools, graph, lambda: unpatched(context), folder)
 
     label = "smoke with arguments" if tools.arguments else "smoke"
     needs = (graph.product, *graph.wheels.values())

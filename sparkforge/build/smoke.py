@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 import zipfile
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,12 @@ SMOKE_ARGUMENTS = ("--max-num-seqs", "4")
 SMOKE_VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"}
 UNPATCHED_VARIABLES = {"VLLM_PLUGINS": ""}
 """An image has our plugin also where its vLLM is made the release's: vLLM must not load it."""
+_BESIDE = {
+    **SMOKE_VARIABLES,
+    **UNPATCHED_VARIABLES,
+    **isa.NO_AMX,  # with AMX the release has a backend of its own
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else both servers import on the same core
+}
 _PROMPT = "The forge is hot, the spark is small, and every byte is counted once."
 _TOKENS = 24
 STOCK_ERROR = "NotImplementedError: No MXFP4 MoE backend supports the deployment configuration"
@@ -50,7 +56,7 @@ def run(
     context: Context,
     tools: Tools,
     graph: Graph,
-    unpatched: Artefact[EnvironmentResult] | None,
+    unpatched: Callable[[], Artefact[EnvironmentResult]],
     work: Path,
 ) -> SmokeResult:
     """Test a build; with arguments of the user's, without the unpatched release.
@@ -61,23 +67,25 @@ def run(
     cache, product = context.store.cache_path("serve"), graph.product.artefact
     arguments = (*SMOKE_ARGUMENTS, *tools.arguments)
     launch = Launch(work / "model", context.serve, arguments, SMOKE_VARIABLES, tools.port)
-    with (
-        start_server(tools.engine, product, launch, work, cache) as server,
-        kept_log(server, context.dist / "server.log"),
-    ):
-        report = exercise(server, tools.ready_timeout_s)
-    if tools.arguments:
-        return report
-    files: dict[str, Path] = {}
-    if isinstance(product.result, ImageResult):
-        files = {**originals(context, graph.wheels, work), **isa.IN_IMAGE}
-    # with AMX the release has a backend of its own
-    hidden = {**SMOKE_VARIABLES, **UNPATCHED_VARIABLES, **isa.NO_AMX}
-    launch = replace(launch, options=of_release(context.serve), variables=hidden)
-    if unpatched is not None:
-        environment.share_byte_code(product.path, unpatched.path)
-    with start_server(tools.engine, unpatched or product, launch, work, cache, files) as server:
-        return replace(report, release=refusal(server, tools.ready_timeout_s))
+    with ExitStack() as running:
+        server = running.enter_context(start_server(tools.engine, product, launch, work, cache))
+        release = None
+        if not tools.arguments:  # beside it, since most of a start is one thread
+            restored, files, beside = product, dict[str, Path](), work / "release"
+            beside.mkdir()
+            if isinstance(product.result, ImageResult):
+                files = {**originals(context, graph.wheels, beside), **isa.IN_IMAGE}
+            else:
+                restored = unpatched()
+                environment.share_byte_code(product.path, restored.path)
+            launch = Launch(launch.model, of_release(context.serve), arguments, _BESIDE)
+            started = start_server(tools.engine, restored, launch, beside, cache, files)
+            release = running.enter_context(started)
+        with kept_log(server, context.dist / "server.log"):
+            report = exercise(server, tools.ready_timeout_s)
+        if release is None:
+            return report
+        return replace(report, release=refusal(release, tools.ready_timeout_s))
 
 
 def exercise(server: Server, timeout_s: float) -> SmokeResult:
