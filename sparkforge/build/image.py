@@ -367,7 +367,7 @@ def smoke_item(context: Context, tools: Tools, graph: Graph) -> Cached[SmokeResu
     def make(folder: Path) -> SmokeResult:
         from sparkforge.build import smoke  # not needed by a build in which nothing changed
 
-        return smoke.run(context, tools, graph, lambda: unpatched(context), folder)
+        return smoke.run(context, tools, graph, folder)
 
     label = "smoke with arguments" if tools.arguments else "smoke"
     needs = (graph.product, *graph.wheels.values())

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import time
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from sparkforge.build.cached import Cached
 from sparkforge.build.context import Context, Tools
 from sparkforge.build.results import (
-    EnvironmentResult,
     ImageResult,
     Product,
     SmokeResult,
@@ -41,28 +41,17 @@ SMOKE_ARGUMENTS = ("--max-num-seqs", "4")
 SMOKE_VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"}
 UNPATCHED_VARIABLES = {"VLLM_PLUGINS": ""}
 """An image has our plugin also where its vLLM is made the release's: vLLM must not load it."""
-_BESIDE = {
-    **SMOKE_VARIABLES,
-    **UNPATCHED_VARIABLES,
-    **isa.NO_AMX,  # with AMX the release has a backend of its own
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else both servers import on the same core
-}
+# without AMX, for which the release has a backend of its own; and both servers' workers would be
+# bound to the same core
+_BESIDE = SMOKE_VARIABLES | UNPATCHED_VARIABLES | isa.NO_AMX
+_BESIDE |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 _PROMPT = "The forge is hot, the spark is small, and every byte is counted once."
 _TOKENS = 24
 STOCK_ERROR = "NotImplementedError: No MXFP4 MoE backend supports the deployment configuration"
 
 
-def run(
-    context: Context,
-    tools: Tools,
-    graph: Graph,
-    unpatched: Callable[[], Artefact[EnvironmentResult]],
-    work: Path,
-) -> SmokeResult:
-    """Test a build; with arguments of the user's, without the unpatched release.
-
-    That is an environment of its own, else the image with the original files of its wheels.
-    """
+def run(context: Context, tools: Tools, graph: Graph, work: Path) -> SmokeResult:
+    """Test a build; without arguments of the user's also with its wheels' original files."""
     make_tiny_gpt_oss(work / "model")
     cache, product = context.store.cache_path("serve"), graph.product.artefact
     arguments = (*SMOKE_ARGUMENTS, *tools.arguments)
@@ -71,21 +60,15 @@ def run(
         server = running.enter_context(start_server(tools.engine, product, launch, work, cache))
         release = None
         if not tools.arguments:  # beside it, since most of a start is one thread
-            restored, files, beside = product, dict[str, Path](), work / "release"
-            beside.mkdir()
-            if isinstance(product.result, ImageResult):
-                files = {**originals(context, graph.wheels, beside), **isa.IN_IMAGE}
-            else:
-                restored = unpatched()
-                environment.share_byte_code(product.path, restored.path)
+            beside = Path(running.enter_context(TemporaryDirectory(dir=work)))
+            files = originals(context, graph.wheels, beside)
             launch = Launch(launch.model, of_release(context.serve), arguments, _BESIDE)
-            started = start_server(tools.engine, restored, launch, beside, cache, files)
+            started = start_server(tools.engine, product, launch, beside, cache, files)
             release = running.enter_context(started)
         with kept_log(server, context.dist / "server.log"):
             report = exercise(server, tools.ready_timeout_s)
-        if release is None:
-            return report
-        return replace(report, release=refusal(release, tools.ready_timeout_s))
+        refused = "" if release is None else refusal(release, tools.ready_timeout_s)
+        return replace(report, release=refused)
 
 
 def exercise(server: Server, timeout_s: float) -> SmokeResult:
@@ -185,11 +168,16 @@ def of_release(options: Sequence[str]) -> list[str]:
 
 
 def from_environment(
-    folder: Path, launch: Launch, work: Path, cache: Path
+    folder: Path,
+    launch: Launch,
+    work: Path,
+    cache: Path,
+    restored: Mapping[str, Path] | None = None,
 ) -> AbstractContextManager[Server]:
     """Start a server of a virtual environment, with its output in ``server.log`` of ``work``.
 
-    ``cache`` is for vLLM and torch, of any environment.
+    ``cache`` is for vLLM and torch, of any environment; ``restored`` are files in place of its own,
+    by their path below site-packages.
     """
     port = servers.free_port(launch.port)
     # -P: a module in the current folder must not replace an installed one
@@ -197,7 +185,11 @@ def from_environment(
     options = ("--served-model-name", launch.name, *launch.options, *launch.arguments)
     address = ("--host", servers.LOOPBACK, "--port", str(port))
     command = [*program, "serve", str(launch.model), *address, *plugged(options)]
-    variables = {**environment.server_env(cache, folder.name), **launch.variables}
+    name = f"{folder.name}-restored" if restored else folder.name
+    variables = {**environment.server_env(cache, name), **launch.variables}
+    if restored:
+        packages = environment.restored(folder, restored, work / "packages")
+        variables["PYTHONPATH"] = f"{packages}:{variables['PYTHONPATH']}"
     return servers.from_command(command, port, variables, work)
 
 
@@ -209,20 +201,18 @@ def start_server(
     cache: Path,
     restored: Mapping[str, Path] | None = None,
 ) -> AbstractContextManager[Server]:
-    """Start a server of an image or an environment; ``restored`` as in ``servers.from_image``."""
+    """Start a server of an image or an environment; ``restored`` as in ``from_environment``."""
     if not isinstance(product.result, ImageResult):
-        return from_environment(product.path, launch, work, cache)
+        return from_environment(product.path, launch, work, cache, restored)
     assert engine is not None  # it built the image
-    return servers.from_image(engine, product.result.image_id, launch, work, restored or {})
+    files = {**restored, **isa.IN_IMAGE} if restored else {}
+    return servers.from_image(engine, product.result.image_id, launch, work, files)
 
 
 def originals(
     context: Context, wheels: Mapping[str, Cached[WheelResult]], work: Path
 ) -> dict[str, Path]:
-    """Write the release's files that our series replace, by their path in the wheel.
-
-    Mounted over an image's own, they make the unpatched release of it.
-    """
+    """Write the release's files that our series replace, by their path in the wheel."""
     restored = {}
     for name, wheel in wheels.items():
         with zipfile.ZipFile(release_wheel(context, name)) as release:

@@ -53,21 +53,15 @@ def uv_variables() -> dict[str, str]:
     return {name: value for name, value in found.items() if value and name not in os.environ}
 
 
-@cache
-def _default_index() -> str:
-    """Return pip's default, which this project does not name; a finder takes a millisecond."""
-    from unearth import PackageFinder
-
-    return str(PackageFinder().sources[0]["url"])
-
-
 def _indexes() -> list[str]:
     """Return the index URLs; FetchError for one that is no URL (its text may have a password)."""
     settings = pip_settings()
     if settings.get("no-index", "").lower() in ("1", "true", "t", "yes", "y", "on"):
         return []
-    default = settings.get("index-url") or _default_index()
-    urls = [default, *settings.get("extra-index-url", "").split()]
+    from unearth import PackageFinder
+
+    default = PackageFinder().sources[0]["url"]  # this project names no index
+    urls = [settings.get("index-url", default), *settings.get("extra-index-url", "").split()]
     for at, url in enumerate(urls, 1):
         try:
             _ = urlsplit(url).port
@@ -145,7 +139,8 @@ def address_of(link: Link) -> str:
     """Return a file's address, with the user and password that pip's settings have for the host."""
     url = str(link.normalized)
     parts = urlsplit(url)
-    for known in map(urlsplit, (*_indexes(), *pip_settings().get("find-links", "").split())):
+    places = (pip_settings().get(one, "") for one in ("index-url", "extra-index-url", "find-links"))
+    for known in map(urlsplit, " ".join(places).split()):
         user, at, host = known.netloc.rpartition("@")
         if at and (known.scheme, host) == (parts.scheme, parts.netloc):
             return urlunsplit(parts._replace(netloc=f"{user}@{host}"))

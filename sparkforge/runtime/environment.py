@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -173,6 +173,20 @@ def share_byte_code(source: Path, target: Path) -> None:
             if module.samefile(target / module.relative_to(source)):
                 ours.parent.mkdir(exist_ok=True)
                 ours.hardlink_to(code)
+
+
+def restored(folder: Path, files: Mapping[str, Path], to: Path) -> Path:
+    """Make a folder of packages, for PYTHONPATH, that differ in some files; returns it.
+
+    ``files`` are by path below site-packages. What is the same is linked.
+    """
+    (site,) = folder.glob("venv/lib/*/site-packages")
+    for package in {name.partition("/")[0] for name in files}:
+        skip = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(site / package, to / package, ignore=skip, copy_function=os.link)
+    for name, file in files.items():
+        file.replace(to / name)
+    return to
 
 
 def server_env(cache: Path, name: str = "") -> dict[str, str]:
