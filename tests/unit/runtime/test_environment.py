@@ -55,6 +55,19 @@ def test_byte_code_of_the_same_files_is_shared(tmp_path: Path) -> None:
     assert found == {"shared.cpython-311.pyc": "first", "kept.cpython-311.pyc": "second"}
 
 
+def test_restored_files_stand_beside_the_environment(tmp_path: Path) -> None:
+    package, old = tmp_path / "venv/lib/python/site-packages/demo", tmp_path / "old"
+    (package / "__pycache__").mkdir(parents=True)
+    for name in ("a.py", "b.py", "__pycache__/a.cpython-311.pyc"):
+        (package / name).write_text("ours")
+    old.write_text("the release's")
+    to = environment.restored(tmp_path, {"demo/a.py": old}, tmp_path / "packages")
+    assert (to / "demo/a.py").read_text() == "the release's"
+    assert (package / "a.py").read_text() == "ours"
+    assert (to / "demo/b.py").samefile(package / "b.py")
+    assert not (to / "demo/__pycache__").exists()
+
+
 # -- damage ------------------------------------------------------------------------------------
 
 
