@@ -46,8 +46,8 @@ def install(
     """Create a virtual environment in ``folder/venv`` from local files.
 
     A disk or a power failure may have damaged uv's cache of a wheel, and uv does not check. So all
-    files but scripts are compared with the wheels, and damaged ones are unpacked anew. BuildError:
-    the wheels conflict, or the disk damages them again.
+    files but scripts are compared with the wheels, if the cache is not new, and damaged ones are
+    unpacked anew. BuildError: the wheels conflict, or the disk damages them again.
 
     Args:
         wheels: ours, installed over the others.
@@ -79,6 +79,8 @@ def install(
         *("--offline", "--no-index", "--no-deps"),
     )
 
+    used = cache.exists()
+
     def once() -> None:
         try:
             call(uv, *make, env=env)
@@ -95,11 +97,10 @@ def install(
             msg = f"the wheels do not install together:\n{error}"
             hint = "check requirements and drop_requires; for a wrong hash: --force wheelhouse"
             raise BuildError(msg, hint) from error
-        if wrong := _wrong(venv, [*wheelhouse.glob("*.whl"), *wheels]):
+        if used and (wrong := _wrong(venv, [*wheelhouse.glob("*.whl"), *wheels])):
             msg = f"{wrong[0]}: differs from its wheel ({len(wrong)} files do)"
             raise BuildError(msg, "check the disk, then run the build again")
 
-    used = cache.exists()
     try:
         once()
     except BuildError as error:
