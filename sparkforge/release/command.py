@@ -119,8 +119,8 @@ def _join(here: Checkout, pushed: Sequence[str], key: str) -> int:
             raise CheckError(msg, "join the images of the checked-out tag")
         images[str(target)] = name
     models = sorted(name for name, one in here.pins.targets.items() if one.model is not None)
-    if missing := here.pins.targets.keys() - images.keys():
-        raise UsageError(f"--join: no image of {', '.join(sorted(missing))}", "give one of each")
+    if not len(pushed) == len(images) == len(here.pins.targets):
+        raise UsageError(f"--join: not one image each of {', '.join(here.pins.targets)}")
     release = release_name(here.pins, here.pins.target(files.MAIN))
     joined = engine.join([images[name] for name in models], release)
     every = {**images, **dict.fromkeys([*models, "router"], joined)}

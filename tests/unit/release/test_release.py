@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from sparkforge.build.context import release_name
 from sparkforge.core.errors import CheckError, MachineError, UsageError
 from sparkforge.pins import pins
 from sparkforge.release import command, files
@@ -117,6 +118,11 @@ def test_images_of_another_release_are_not_joined(monkeypatch: pytest.MonkeyPatc
             command.run(command.Options(join=(NAME,), key=key))
     with pytest.raises(UsageError, match="not NAME@sha256"):
         command.run(command.Options(join=("sparkforge/cpu:1",), key=key))
+    here = pins.load(ROOT / "pins.yaml")
+    labels["org.opencontainers.image.version"] = release_name(here, here.target("cpu"))
+    for given in ((NAME,), (NAME,) * len(here.targets)):
+        with pytest.raises(UsageError, match="not one image each of"):
+            command.run(command.Options(join=given, key=key))
 
 
 @pytest.mark.usefixtures("cosign")
