@@ -41,8 +41,7 @@ SMOKE_ARGUMENTS = ("--max-num-seqs", "4")
 SMOKE_VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"}
 UNPATCHED_VARIABLES = {"VLLM_PLUGINS": ""}
 """An image has our plugin also where its vLLM is made the release's: vLLM must not load it."""
-# without AMX, for which the release has a backend of its own; and both servers' workers would be
-# bound to the same core
+# without AMX, for which the release has a backend of its own, and not bound to the build's core
 _BESIDE = SMOKE_VARIABLES | UNPATCHED_VARIABLES | isa.NO_AMX
 _BESIDE |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 _PROMPT = "The forge is hot, the spark is small, and every byte is counted once."

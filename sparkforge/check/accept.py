@@ -183,10 +183,12 @@ def idle_afterwards(subject: Subject) -> str:
 
 
 def backends(subject: Subject) -> str:
-    """The log names those of the profile's `expect`."""
+    """The log names those of the profile's `expect`, but for experts that the trial chose."""
+    box, profile = subject.container, subject.profile
+    used = re.findall("entrypoint: profile .* --moe-backend ([^ \n]+)", box.log)[-1:]
+    tried = ["--moe-backend"] if used not in ([], [profile.moe_backend]) else []
     # as if layers were quantised: vLLM's log shows whether some are
-    box = subject.container
-    expected = subject.profile.expectations(("--mxfp4-layers", "any"), subject.options)
+    expected = profile.expectations(("--mxfp4-layers", "any"), [*subject.options, *tried])
     if box.problem or not expected:
         raise Unseen(box.problem or "the profile expects none")
     watch = Watch(expected)

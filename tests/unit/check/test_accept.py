@@ -26,6 +26,7 @@ CHOSE = """\
 (EngineCore_DP0 pid=9999999) INFO 11-21 [cuda.py:8] Using AttentionBackendEnum.FLASHINFER backend.
 (EngineCore_DP0 pid=9999999) INFO 11-21 [selfcheck.py:8] Decode kernels are used for MXFP4 experts 1
 """
+START = "entrypoint: profile fast: vllm serve m --moe-backend marlin --moe-backend {} --port 8\n"
 FAULTS = {
     "dies": "chat",
     "is empty": "chat",
@@ -97,11 +98,20 @@ def test_broken_promise_fails_its_check(fault: str) -> None:
     ("log", "state"),
     [
         (CHOSE.replace("MARLIN", "TRITON"), "fail"),
+        (f"{START.format('flashinfer_cutlass')}{CHOSE.replace('MARLIN', 'CUTLASS')}", "ok"),
+        (f"{START.format('marlin')}{CHOSE.replace('MARLIN', 'CUTLASS')}", "fail"),
         (CHOSE.splitlines()[0], "fail"),
         (f"{CHOSE} INFO [x.py:1] Using MarlinMxFp4LinearKernel for MXFP4 GEMM\n", "fail"),
         ("vLLM without a line about backends\n", "not checked"),
     ],
-    ids=["other experts", "no attention", "other dense layers", "no line"],
+    ids=[
+        "other experts",
+        "tried experts",
+        "untried experts",
+        "no attention",
+        "other dense layers",
+        "no line",
+    ],
 )
 def test_backends_are_those_of_the_profile(log: str, state: str) -> None:
     with serving() as fake:
