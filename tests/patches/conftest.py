@@ -44,14 +44,14 @@ _SHARED = {
         "agents agents_in agents_time bf16_dequant cpu_isa decode_choice decode_half "
         "decode_kernels decode_parts decode_rotary decode_row_major fastsafetensors harmony_text "
         "marlin_moe_padding mxfp4_layers mxfp8_moe_backend plugin "
-        "profiles selection stock unified_memory"
+        "profiles selection stock trial unified_memory"
     ),
     "scripting": "clients coding_agents conformance prefix_cache",
 }
 _GROUPS = {f"test_{name}": group for group, names in _SHARED.items() for name in names.split()}
 # The groups that take longest, longest first: begun last, one of them would leave the other worker
 # idle. A wrong order costs only time.
-_LONGEST = ("forks", "test_chat", "scripting", "flashinfer", "test_serving")
+_LONGEST = ("forks", "test_chat", "scripting", "flashinfer", "test_serving", "test_preflight")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
