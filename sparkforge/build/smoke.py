@@ -41,9 +41,8 @@ SMOKE_ARGUMENTS = ("--max-num-seqs", "4")
 SMOKE_VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"}
 UNPATCHED_VARIABLES = {"VLLM_PLUGINS": ""}
 """An image has our plugin also where its vLLM is made the release's: vLLM must not load it."""
-# without AMX, for which the release has a backend of its own, and not bound to the build's core
-_BESIDE = SMOKE_VARIABLES | UNPATCHED_VARIABLES | isa.NO_AMX
-_BESIDE |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+# with AMX the release has a backend of its own; bound, it would have the core of the other server
+_BESIDE = {**SMOKE_VARIABLES, **isa.NO_AMX, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 _PROMPT = "The forge is hot, the spark is small, and every byte is counted once."
 _TOKENS = 24
 STOCK_ERROR = "NotImplementedError: No MXFP4 MoE backend supports the deployment configuration"
@@ -57,17 +56,19 @@ def run(context: Context, tools: Tools, graph: Graph, work: Path) -> SmokeResult
     launch = Launch(work / "model", context.serve, arguments, SMOKE_VARIABLES, tools.port)
     with ExitStack() as running:
         server = running.enter_context(start_server(tools.engine, product, launch, work, cache))
-        release = None
         if not tools.arguments:  # beside it, since most of a start is one thread
             beside = Path(running.enter_context(TemporaryDirectory(dir=work)))
             files = originals(context, graph.wheels, beside)
-            launch = Launch(launch.model, of_release(context.serve), arguments, _BESIDE)
+            hidden = UNPATCHED_VARIABLES | _BESIDE
+            launch = Launch(launch.model, of_release(context.serve), arguments, hidden)
             started = start_server(tools.engine, product, launch, beside, cache, files)
             release = running.enter_context(started)
         with kept_log(server, context.dist / "server.log"):
             report = exercise(server, tools.ready_timeout_s)
-        refused = "" if release is None else refusal(release, tools.ready_timeout_s)
-        return replace(report, release=refused)
+        if tools.arguments:
+            return report
+        with kept_log(release, context.dist / "release.log"):
+            return replace(report, release=refusal(release, tools.ready_timeout_s))
 
 
 def exercise(server: Server, timeout_s: float) -> SmokeResult:
@@ -130,15 +131,15 @@ def refusal(server: Server, timeout_s: float) -> str:
 
     ServerError: it serves (then the patch is needless), or fails in another way.
     """
-    what = "serves this checkpoint: the patch is not needed here"
+    what, hint = "serves this checkpoint: the patch is not needed here", "see the patch's Drop-when"
     try:
         wait_ready(server, timeout_s)
     except ServerError as error:
         if server.exited() is not None and STOCK_ERROR in server.output():
             log.info(f"the unpatched release fails as expected: {STOCK_ERROR}")
             return STOCK_ERROR
-        what = f"fails, but not with {STOCK_ERROR}:\n{error.what}"
-    raise ServerError(f"the unpatched release {what}", "see the patch's Drop-when")
+        what, hint = f"fails, but not with {STOCK_ERROR}:\n{error.what}", error.remedy
+    raise ServerError(f"the unpatched release {what}", hint)
 
 
 def _wrong(server: Server, what: str) -> ServerError:

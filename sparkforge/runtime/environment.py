@@ -177,10 +177,7 @@ def share_byte_code(source: Path, target: Path) -> None:
 
 
 def restored(folder: Path, files: Mapping[str, Path], to: Path) -> Path:
-    """Make a folder of packages, for PYTHONPATH, that differ in some files; returns it.
-
-    ``files`` are by path below site-packages. What is the same is linked.
-    """
+    """Link packages into a folder, for PYTHONPATH; ``files`` by path below site-packages differ."""
     (site,) = folder.glob("venv/lib/*/site-packages")
     for package in {name.partition("/")[0] for name in files}:
         skip = shutil.ignore_patterns("__pycache__")

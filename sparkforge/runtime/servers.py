@@ -77,7 +77,6 @@ class Server:
     child: subprocess.Popen[bytes]
     output_path: Path
     grace_s: float = 30.0
-    started: float = field(default_factory=time.monotonic)
 
     def exited(self) -> int | None:
         """Return the exit code if it has ended, else None."""
@@ -153,12 +152,13 @@ def from_image(
 def wait_ready(
     server: Server, timeout_s: float, tell: Callable[[float], None] | None = None
 ) -> float:
-    """Wait until ``/health`` answers 200; returns seconds since its start, or raises ServerError.
+    """Wait until ``/health`` answers 200; returns the seconds, or raises ServerError.
 
     ``tell`` is called repeatedly with the seconds so far; None shows them.
     """
     tell = tell or (lambda waited: log.progress(f"loading: {waited:.0f} s"))
-    while (waited := time.monotonic() - server.started) < timeout_s:
+    start = time.monotonic()
+    while (waited := time.monotonic() - start) < timeout_s:
         if (code := server.exited()) is not None:
             msg = f"the server {ending(code)} before it was ready:\n{tail(server)}"
             raise ServerError(msg, "fix the cause in its first exception, or report it")

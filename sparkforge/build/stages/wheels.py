@@ -254,7 +254,7 @@ def overlay_item(
     label, stage = f"wheel {name}", "wheels"
     if trees is None:
         inputs["local"] = f"{plan.local.split('.')[0]}.{UNPATCHED}"
-        # only the smoke test needs it, and it is built just before that
+        # only measurements, work trees and tests need it
         label, stage = f"wheel {name} ({UNPATCHED})", "smoke"
 
     def make(folder: Path) -> WheelResult:

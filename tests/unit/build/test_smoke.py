@@ -185,6 +185,23 @@ def started(
     return command[command.index("--served-model-name") + 2 :]
 
 
+def test_restored_files_come_before_the_environments(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package, old = tmp_path / "venv/lib/python/site-packages/demo", tmp_path / "old"
+    package.mkdir(parents=True)
+    old.write_text("the release's")
+    given: list[Any] = []
+    monkeypatch.setattr(servers, "from_command", lambda *words: given.extend(words))
+    launch = Launch(tmp_path, [], (), {"PYTHONPATH": "/mask"})
+    from_environment(tmp_path, launch, tmp_path / "work", tmp_path, {"demo/a.py": old})
+    _, _, variables, work = given
+    first, _, last = variables["PYTHONPATH"].partition(":")
+    assert last == "/mask"
+    assert Path(first).parent == work
+    assert Path(first, "demo/a.py").read_text() == "the release's"
+
+
 def test_a_server_gets_our_options_as_the_plugin_reads_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
