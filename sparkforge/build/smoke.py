@@ -41,8 +41,6 @@ SMOKE_ARGUMENTS = ("--max-num-seqs", "4")
 SMOKE_VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"}
 UNPATCHED_VARIABLES = {"VLLM_PLUGINS": ""}
 """An image has our plugin also where its vLLM is made the release's: vLLM must not load it."""
-# with AMX the release has a backend of its own; bound, it would have the core of the other server
-_BESIDE = {**SMOKE_VARIABLES, **isa.NO_AMX, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 _PROMPT = "The forge is hot, the spark is small, and every byte is counted once."
 _TOKENS = 24
 STOCK_ERROR = "NotImplementedError: No MXFP4 MoE backend supports the deployment configuration"
@@ -59,7 +57,11 @@ def run(context: Context, tools: Tools, graph: Graph, work: Path) -> SmokeResult
         if not tools.arguments:  # beside it, since most of a start is one thread
             beside = Path(running.enter_context(TemporaryDirectory(dir=work)))
             files = originals(context, graph.wheels, beside)
-            hidden = UNPATCHED_VARIABLES | _BESIDE
+            if isinstance(product.result, ImageResult):
+                files |= isa.IN_IMAGE
+            # with AMX the release has a backend of its own; bound, it would have the other's core
+            hidden = {**SMOKE_VARIABLES, **UNPATCHED_VARIABLES, **isa.NO_AMX}
+            hidden["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
             launch = Launch(launch.model, of_release(context.serve), arguments, hidden)
             started = start_server(tools.engine, product, launch, beside, cache, files)
             release = running.enter_context(started)
@@ -205,8 +207,7 @@ def start_server(
     if not isinstance(product.result, ImageResult):
         return from_environment(product.path, launch, work, cache, restored)
     assert engine is not None  # it built the image
-    files = {**restored, **isa.IN_IMAGE} if restored else {}
-    return servers.from_image(engine, product.result.image_id, launch, work, files)
+    return servers.from_image(engine, product.result.image_id, launch, work, restored or {})
 
 
 def originals(

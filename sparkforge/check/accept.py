@@ -185,7 +185,7 @@ def idle_afterwards(subject: Subject) -> str:
 def backends(subject: Subject) -> str:
     """The log names those of the profile's `expect`, but for experts that the trial chose."""
     box, profile = subject.container, subject.profile
-    used = re.findall("entrypoint: profile .* --moe-backend ([^ \n]+)", box.log)[-1:]
+    used = re.findall(r"entrypoint: profile .* --moe-backend (\S+)", box.log)[-1:]
     tried = ["--moe-backend"] if used not in ([], [profile.moe_backend]) else []
     # as if layers were quantised: vLLM's log shows whether some are
     expected = profile.expectations(("--mxfp4-layers", "any"), [*subject.options, *tried])
