@@ -121,7 +121,6 @@ class Link:
         Raises StartError where the other side serves something else, or the head cannot listen.
         """
         mine, lines, server = self._mine, None, None
-        say(f"waiting for the {self.peer}: {mine}")
         if mine.is_head:
             where = (mine.head, mine.port)
             family = socket.AF_INET6 if ":" in mine.head else socket.AF_INET
@@ -130,6 +129,7 @@ class Link:
             except OSError as error:
                 msg = f"the head cannot listen on {where}: {error.strerror}; correct {VARIABLE}"
                 raise StartError(msg, EX_UNAVAILABLE) from None
+        say(f"waiting for the {self.peer}: {mine}")
         with server or nullcontext():
             while lines is None:
                 time.sleep(0.5)
