@@ -72,9 +72,6 @@ _UNCOMPARED = {
 }
 
 
-# -- virtual environments ----------------------------------------------------------------
-
-
 def environment_item(
     context: Context,
     wheels: Sequence[Cached[OwnWheel]],
@@ -127,9 +124,6 @@ def unpatched(context: Context) -> Artefact[EnvironmentResult]:
     item = environment_item(context, wheels, wheelhouse_item(context), label, "smoke")
     cached.run(context, cached.ordered([item]))
     return item.artefact
-
-
-# -- images ------------------------------------------------------------------------------
 
 
 def repository(target: str) -> str:
@@ -349,9 +343,6 @@ def build(
     engine.client.images.remove(passing)  # the name; the image has another now
     log.info(f"image {tag}")
     return ImageResult(tag, image_id, digest, base.reference, tuple(sbom.system(engine, image_id)))
-
-
-# -- the smoke test ----------------------------------------------------------------------
 
 
 def smoke_item(context: Context, tools: Tools, graph: Graph) -> Cached[SmokeResult]:
