@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -14,13 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparkforge.build.cached import Cached
 from sparkforge.build.context import Context, Tools
-from sparkforge.build.results import (
-    ImageResult,
-    Product,
-    SmokeResult,
-    WheelResult,
-)
-from sparkforge.build.stages.wheels import release_wheel
+from sparkforge.build.results import ImageResult, Product, SmokeResult, WheelResult
+from sparkforge.build.stages.wheels import release_files
 from sparkforge.checkpoints.tiny import make_tiny_gpt_oss
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.core.log import log
@@ -61,7 +55,8 @@ def run(context: Context, tools: Tools, graph: Graph, work: Path) -> SmokeResult
                 files |= isa.IN_IMAGE
             # with AMX the release has a backend of its own; bound, it would have the other's core
             hidden = {**SMOKE_VARIABLES, **UNPATCHED_VARIABLES, **isa.NO_AMX}
-            hidden["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+            # and without the 0 its worker would have a process of its own: 10 s of CPU
+            hidden |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
             launch = Launch(launch.model, of_release(context.serve), arguments, hidden)
             started = start_server(tools.engine, product, launch, beside, cache, files)
             release = running.enter_context(started)
@@ -216,8 +211,7 @@ def originals(
     """Write the release's files that our series replace, by their path in the wheel."""
     restored = {}
     for name, wheel in wheels.items():
-        with zipfile.ZipFile(release_wheel(context, name)) as release:
-            for member in wheel.result.replaced:
-                restored[member] = work / member.replace("/", "%")
-                restored[member].write_bytes(release.read(member))
+        for member, data in release_files(context, name, wheel.result.replaced).items():
+            restored[member] = work / member.replace("/", "%")
+            restored[member].write_bytes(data)
     return restored

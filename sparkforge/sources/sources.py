@@ -163,7 +163,7 @@ def release(store: Store, name: str, upstream: Upstream, access: Access) -> Sour
             # wheels of all platforms have the same Python files, and one commit
             told = "Python files of its wheel" if file.is_wheel else f"release file {file.file}"
             message = f"{name} {upstream.version}, {told}\n"
-            files = _wheel_files(path, upstream.paths) if file.is_wheel else _sdist_files(path)
+            files = _wheel_files(path, upstream.paths) if file.is_wheel else sdist_files(path)
             how = {"ref": ref, "message": message, "author": _IMPORT_AUTHOR}
             try:
                 # 2000-01-01: fixed, and clearly not a date of upstream's
@@ -188,7 +188,7 @@ def _safe(path: str, archive: Path) -> str:
     return str(pure)
 
 
-def _sdist_files(archive: Path) -> Iterator[git.TreeFile]:
+def sdist_files(archive: Path) -> Iterator[git.TreeFile]:
     """Yield an sdist's files without their top folder, in the archive's order."""
     tops = set()
     with tarfile.open(archive, "r:gz") as tar:

@@ -6,7 +6,8 @@ Trees are commits in the store's repository. Compiled wheels share some function
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import zipfile
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from sparkforge.core import git
 from sparkforge.core.disk import intact, sha256_file
 from sparkforge.core.log import counted, log
 from sparkforge.pins.pins import ReleaseFile, SourcePlan
+from sparkforge.pins.types import member_of
 from sparkforge.series import series
 from sparkforge.series.series import Patched, Series
 from sparkforge.sources import sources
@@ -216,6 +218,20 @@ def release_wheel(context: Context, name: str, file: ReleaseFile | None = None) 
     return made.path / made.result.file
 
 
+def release_files(context: Context, name: str, members: Collection[str]) -> dict[str, bytes]:
+    """Return files of a release wheel, by their path in it; with natives, Python files."""
+    upstream = context.upstream(name)
+    sdist = upstream.files.get(upstream.source_file or "")
+    if not context.release_file(name).natives or not sdist or chosen(context, name) != "release":
+        with zipfile.ZipFile(release_wheel(context, name)) as wheel:
+            return {member: wheel.read(member) for member in members}
+    # the wheel would be made of these first: 10 s where a remote store had all that is built
+    files = sources.sdist_files(sources.fetch_release_file(context.store, sdist, context.access))
+    places = ((member_of(upstream.paths, file.path), file.data) for file in files)
+    found = {member: data for member, data in places if member in members}
+    return {member: found[member] for member in members}
+
+
 def request_of(context: Context, name: str, wheel: Path, local: str) -> Request:
     """Return the changes to a release wheel other than its files."""
     from sparkforge.wheels.overlay import Request
@@ -243,8 +259,8 @@ def overlay_item(
 ) -> Cached[WheelResult]:
     """Return an upstream's wheel with our files put in place.
 
-    Without trees it is the release without our series, for the proof that this fails. ``note``:
-    why it is not compiled, if that was requested.
+    Without trees it is the release without our series, for measurements, work trees and
+    tests. ``note``: why it is not compiled, if that was requested.
     """
     plan, upstream = context.target.wheels[name], context.pins.upstream(name)
     file = context.release_file(name)
@@ -254,7 +270,6 @@ def overlay_item(
     label, stage = f"wheel {name}", "wheels"
     if trees is None:
         inputs["local"] = f"{plan.local.split('.')[0]}.{UNPATCHED}"
-        # only measurements, work trees and tests need it
         label, stage = f"wheel {name} ({UNPATCHED})", "smoke"
 
     def make(folder: Path) -> WheelResult:

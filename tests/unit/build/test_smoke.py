@@ -14,11 +14,13 @@ import pytest
 from sparkforge.build import smoke
 from sparkforge.build.results import WheelResult
 from sparkforge.build.smoke import from_environment, of_release, originals
+from sparkforge.build.stages import wheels
 from sparkforge.core.errors import ServerError, UsageError
 from sparkforge.runtime import servers
 from sparkforge.runtime.servers import LOOPBACK, Launch, Server
+from sparkforge.sources import sources
 from tests.results import context_of, item, reached
-from tests.support import make_wheel
+from tests.support import make_sdist, make_wheel
 
 TIMEOUT_S = 60.0
 CLEAN = (0, 0.1, False)
@@ -163,14 +165,26 @@ def test_the_release_must_refuse_for_the_known_reason(release: Behaviour, passes
 # -- how servers are started ---------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("source", ["git", "release"])
 def test_originals_are_those_of_the_release(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
-    release = make_wheel(tmp_path, "vllm", "1.0", {"vllm/a.py": b"1", "vllm/b.py": b"2"})
-    monkeypatch.setattr(smoke, "release_wheel", lambda *_: release)
-    result = WheelResult("x.whl", "0" * 64, "1", replaced=("vllm/a.py",))
-    restored = originals(context_of("cpu"), {"vllm": reached(item(result), result)}, tmp_path)
-    assert {name: path.read_text() for name, path in restored.items()} == {"vllm/a.py": "1"}
+    files = {"vllm/a.py": b"1", "vllm/b.py": b"2"}
+    # of git: the wheel, in which some come from there
+    wheel = make_wheel(tmp_path, "vllm", "1.0", files if source == "git" else {})
+    sdist = make_sdist(tmp_path, "vllm", "1.0", files if source == "release" else {})
+    monkeypatch.setattr(wheels, "release_wheel", lambda *_: wheel)
+    monkeypatch.setattr(sources, "fetch_release_file", lambda *_: sdist)
+
+    def of(*replaced: str) -> dict[str, str]:
+        result = WheelResult("x.whl", "0" * 64, "1", replaced=replaced)
+        built = {"vllm": reached(item(result), result)}
+        found = originals(context_of("cpu", source=source), built, tmp_path)
+        return {name: path.read_text() for name, path in found.items()}
+
+    assert of("vllm/a.py") == {"vllm/a.py": "1"}
+    with pytest.raises(KeyError):
+        of("vllm/c.py")
 
 
 def started(
