@@ -170,7 +170,7 @@ def test_originals_are_those_of_the_release(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     files = {"vllm/a.py": b"1", "vllm/b.py": b"2"}
-    # of git: the wheel, in which some come from there
+    # only what it has to read has the files: of git that is the wheel, else the sdist
     wheel = make_wheel(tmp_path, "vllm", "1.0", files if source == "git" else {})
     sdist = make_sdist(tmp_path, "vllm", "1.0", files if source == "release" else {})
     monkeypatch.setattr(wheels, "release_wheel", lambda *_: wheel)
