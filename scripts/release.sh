@@ -28,8 +28,8 @@ print(functools.reduce(operator.getitem, sys.argv[2:], json.load(open(sys.argv[1
 carry() {
   local name=$1 folder=$2
   shift 2
-  printf 'FROM scratch\nCOPY %s /release/\n' "$*" |
-    docker build --quiet --platform linux/amd64 --provenance=false --tag "$name" --file - "$folder" >/dev/null
+  docker build --quiet --platform linux/amd64 --provenance=false --tag "$name" --file - "$folder" \
+    <<<"FROM scratch"$'\n'"COPY $* /release/" >/dev/null
   docker push --quiet "$name" >/dev/null
   docker image inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$name" | grep -F -m 1 "${name%:*}@"
   docker image rm "$name" >/dev/null
