@@ -34,7 +34,7 @@ umask 022
 # The mirror this machine uses, if it is a Debian one; debootstrap knows a default.
 # shellcheck disable=SC2016  # $(REPO_URI) is apt's own notation
 mirror=$(apt-get indextargets --format '$(REPO_URI) $(CODENAME)' 'Created-By: Packages' 'Origin: Debian' \
-  'Component: main' 2>/dev/null | awk '$2 !~ /-/ {print $1; exit}')
+  'Component: main' 2>/dev/null | awk '$2 !~ /-/ && !n++ {print $1}') # reads all: apt would end by SIGPIPE
 rootfs=$work/rootfs
 
 # What `debootstrap --second-stage` does for another machine, which takes 300 s of CPU under emulation:
