@@ -57,8 +57,8 @@ def code_of(module: str) -> str:
 
 @cache
 def _digest(*folders: str) -> str:
-    paths = (path for folder in folders for path in sorted((_ROOT / folder).rglob("*")))
-    return disk.code_digest(*(path for path in paths if path.is_file() and path.suffix != ".pyc"))
+    found = (p for folder in folders for p in sorted((_ROOT / folder).rglob("*")) if p.is_file())
+    return disk.code_digest(*(p for p in found if ".pyc" not in p.name))  # written as .pyc.123
 
 
 @dataclass(frozen=True)
