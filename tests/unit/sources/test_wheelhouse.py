@@ -1,6 +1,7 @@
 """Locks, the choice of files, and a wheelhouse filled from a loopback index."""
 
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from sparkforge.core.index import Index
 from sparkforge.sources import download
 from sparkforge.sources.wheelhouse import Locked, Wanted, fill, missing, read_lock
 from sparkforge.store.store import Store
-from tests.support import PATIENCE_S, Page, Server, add_project, make_wheel, sha256
+from tests.support import PATIENCE_S, Page, Server, add_project, make_wheel, sha256, wait_for
 
 HASH = "a" * 64
 HASH2 = "b" * 64
@@ -167,7 +168,9 @@ def test_failure_cancels_other_downloads(
     web.add("/slow/slow-1.0-py3-none-any.whl", big)
     web.add("/simple/slow/", Page(f"{links}slow-1.0-py3-none-any.whl</a>".encode()))
     text = f"bad==1.0 --hash=sha256:{HASH}\nslow==1.0 --hash=sha256:{sha256(big.body)}\n"
-    start = time.monotonic()
+    start, threads = time.monotonic(), threading.active_count()
     with pytest.raises(FetchError, match=r"bad==1\.0"):
         filled(store, wanted(tmp_path, text))
     assert time.monotonic() - start < PATIENCE_S  # the slow file takes 800 s
+    big.pause_s = 0  # else its thread would print its progress among the next tests' output
+    wait_for(lambda: threading.active_count() <= threads)
