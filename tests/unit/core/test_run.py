@@ -2,8 +2,10 @@
 
 import shlex
 import signal
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,8 +69,14 @@ def test_a_failure_is_an_error_with_the_output(
         call(*shlex.split(script), env={"LC_ALL": "C"})
 
 
-def test_timeout_ends_the_process_group(tmp_path: Path) -> None:
-    note = tmp_path / "note"
+def test_timeout_ends_the_process_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    note, communicate = tmp_path / "note", subprocess.Popen.communicate
+
+    def late(*words: Any, **more: Any) -> Any:
+        wait_for(note.exists)  # on a busy machine the second may be over before Python has started
+        return communicate(*words, **more)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", late)
     with pytest.raises(CommandError, match="did not finish within 1 s"):
         call(sys.executable, "-c", FAMILY, note, timeout=1)
     pids = family(note)
