@@ -69,7 +69,9 @@ def parent(monkeypatch: Patch) -> Any:
 def test_each_kind_has_its_verdict(parent: Any, how: str, said: str) -> None:
     lines: list[str] = []
     child = [sys.executable, "-c", f"HOW = {how!r}{CHILD}"]
-    verdict = parent.run({}, child, lines.append, kind_s=1, load_s=2)
+    # short only where it has to pass: a busy machine takes seconds to start Python
+    short = {"hang": {"kind_s": 1.0}, "never": {"load_s": 2.0}}.get(how, {})
+    verdict = parent.run({}, child, lines.append, **short)
     assert said in lines
     everything = said.startswith("all: ")
     failed = [] if how == "right" else ["all"] if everything else ["INT8"]
