@@ -63,11 +63,6 @@ FAULTS = {
 """Each fault of the stand-in, and the check that sees it."""
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accept, "IDLE_S", 0.3)
-
-
 def subject(fake: Fake, container: Container = Container(problem="none")) -> Subject:
     place = Place(f"{fake.url}/v1", KEY)
     return Subject(place, client.served_model(place), SPARK, container, long_tokens=500)
@@ -82,7 +77,8 @@ def test_good_server_passes_every_check() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_broken_promise_fails_its_check(fault: str) -> None:
+def test_broken_promise_fails_its_check(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accept, "IDLE_S", 0.3)  # a request that leaks runs for ever
     with serving(fault) as fake:
         one = subject(fake)
         if FAULTS[fault] == "idle afterwards":
