@@ -3,7 +3,6 @@
 import html
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from sparkforge.check import report as page
 from sparkforge.cli.main import main
 from sparkforge.core import plain
 from sparkforge.core.errors import UsageError
-from tests.support import ROOT, sha256
+from tests.support import ROOT, linked_checkout, sha256
 
 WHEEL = b"a wheel"
 NASTY = '<script>alert("x")</script> & `a|b`'
@@ -22,10 +21,8 @@ NASTY = '<script>alert("x")</script> & `a|b`'
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A checkout whose cpu target was built, as far as the page reads it."""
-    for name in ("pins.yaml", "patches", "requirements", "kernels"):
-        path = tmp_path / name
-        (shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile)(ROOT / name, path)
-    dist = tmp_path / "dist" / "cpu"
+    folder = linked_checkout(tmp_path / "checkout")
+    dist = folder / "dist" / "cpu"
     (dist / "accept").mkdir(parents=True)
     (dist / "a.whl").write_bytes(WHEEL)
     (dist / "b.whl").write_bytes(b"another one now")
@@ -44,7 +41,7 @@ def checkout(tmp_path: Path) -> Path:
         "run": {"machine": "x86_64", "python": "3.11.7", "seconds": 12.4, "items": times},
     }
     (dist / "receipt.json").write_text(json.dumps(receipt))
-    return tmp_path
+    return folder
 
 
 def report(checkout: Path) -> int:
