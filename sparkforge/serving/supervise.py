@@ -227,8 +227,8 @@ class Server:
             raise StartError(f"{'' if self.trial else 'warm-up failed: '}{problems[0]}")
         if door is None or self.trial:
             return
-        health.tell(health.READY)
         door.ready()
+        health.tell(health.READY)
         os.sync()  # a power cut would leave kernels that are cut short
         if self.starts is not None:
             self.starts.unlink(missing_ok=True)
