@@ -66,10 +66,10 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> int:
     if starts is not None and (waits or signals.came):
         starts.unlink(missing_ok=True)  # a restart by the user tries again
     if waits:
-        health.tell(f"waiting without a server: {why}: {reason}", given_up=True)
-        say(f"waiting without a server: {why}; the lines above give the reason")
-        say("to try again: docker compose restart, or docker compose up after a change of .env")
         with suppress(StoppedError):
+            health.tell(f"waiting without a server: {why}: {reason}", given_up=True)
+            say(f"waiting without a server: {why}; the lines above give the reason")
+            say("to try again: docker compose restart, or docker compose up after a change of .env")
             while True:
                 time.sleep(1)
     return code

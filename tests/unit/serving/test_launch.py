@@ -175,6 +175,17 @@ def test_a_failed_download_is_no_failed_start(
     assert not list(tmp_path.rglob("starts-*"))
 
 
+def test_a_stop_ends_the_wait_from_its_first_word_on(monkeypatch: Patch) -> None:
+    def say(text: str) -> None:
+        if text.startswith("to try again"):  # who waits for the line before stops it now
+            raise supervise.StoppedError
+
+    monkeypatch.setattr(launch, "say", say)
+    monkeypatch.setenv("SPARKFORGE_RESTART", "unless-stopped")
+    monkeypatch.setenv("SPARKFORGE_LISTEN", "x")
+    assert main([]) == EX_CONFIG
+
+
 def test_a_device_is_tried_once_before_the_model(monkeypatch: Patch, tmp_path: Path) -> None:
     folder = tmp_path / "share" / "preflight"
     folder.mkdir(parents=True)
