@@ -31,6 +31,7 @@ class Fake(ThreadingHTTPServer):
         self.fault = fault
         self.lock = threading.Lock()
         self.running = 0
+        self.most = 0  # at once, so far
         self.answered = 0
         self.looked = 0
 
@@ -114,6 +115,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             with fake.lock:
                 fake.running += 1
+                fake.most = max(fake.most, fake.running)
                 fake.answered += 1
             try:
                 answers = (self._chat, self._responses, self._messages, self._endless)
@@ -216,11 +218,11 @@ class Handler(BaseHTTPRequestHandler):
         return {"reasoning_": thought, "content_": pieces}, "stop"
 
     def _together(self) -> bool:
-        """Wait a moment for others; returns whether there are some."""
+        """Wait a moment for others; returns whether there are some, or were before the last."""
         end = time.monotonic() + PATIENCE_S
-        while self.server.running < 2 and time.monotonic() < end:
+        while self.server.most < 2 and time.monotonic() < end:
             time.sleep(0.01)
-        return self.server.running > 1
+        return self.server.most > 1
 
     def _stream_chat(self, body: Json, message: Json, finish: str, usage: Json) -> None:
         fault = self.server.fault
