@@ -1,7 +1,6 @@
 """Servers of a virtual environment: ports, and what is shown of one that does not start."""
 
 import socket
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,14 +24,14 @@ def test_a_taken_port_has_an_exit_code_of_its_own() -> None:
     assert free_port(0) < 32768  # none that an outgoing connection gets
 
 
-def test_where_another_server_has_the_usual_port_a_free_one_is_taken() -> None:
-    with socket.socket() as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with suppress(OSError):  # somebody has it already
-            other.bind((LOOPBACK, 8000))
-            other.listen()
-        found = usual_port()
-    assert found == free_port(found) != 8000
+def test_where_another_server_has_the_usual_port_a_free_one_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server((LOOPBACK, 0)) as other:
+        taken = other.getsockname()[1]
+        # for 8000, which servers of other tests take and leave meanwhile
+        monkeypatch.setattr(servers, "free_port", lambda port: free_port({8000: taken, 0: 0}[port]))
+        assert usual_port() != taken
 
 
 def test_an_image_is_served_without_rights_and_ends_with_the_block(
