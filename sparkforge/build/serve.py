@@ -139,11 +139,11 @@ def serve(build: Build, options: Options) -> int:
 
         log.info(f"loading {name}; the server's log: {server.output_path}")
         took = servers.wait_ready(server, options.server.ready_timeout or float("inf"), show)
-        url = f"{server.url}/v1"
-        line = curl(url, name, chat=chat or context.target.smoke is None)
+        show()  # what came with the last answer
+        line = curl(f"{server.url}/v1", name, chat=chat or context.target.smoke is None)
         try:
             log.info(f"ready after {took:.0f} s; stop it with Ctrl-C")
-            log.document(invite(url, name, line))
+            log.document(invite(f"{server.url}/v1", name, line))
             while (code := server.exited()) is None:
                 show()
                 time.sleep(0.2)
