@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -86,8 +87,12 @@ class Started:
         """End it with all its processes."""
         self.process.kill()
         self.process.wait()
-        for engine in re.findall(r"^engine (\d+)", self.text(), re.MULTILINE):
-            end_group(int(engine))
+        for engine in self.engines():
+            end_group(engine)
+
+    def engines(self) -> list[int]:
+        """Return the processes of all engines that were started."""
+        return [int(one) for one in re.findall(r"^engine (\d+)", self.text(), re.MULTILINE)]
 
 
 Start = Callable[..., Started]
@@ -115,9 +120,12 @@ INFO 11-21 07:21:00 [core.py:404] init engine (profile, x) took 9.25 s (compilat
 def test_requests_come_before_the_server_is_healthy(start: Start, tmp_path: Path) -> None:
     one = start(FAKE_TOKEN_S="0.1", FAKE_REFUSES="tool", FAKE_SAYS=TIMES)
     wait_for(lambda: "warm-up 2/" in one.text())
+    (engine,) = one.engines()
+    os.kill(engine, signal.SIGSTOP)  # a busy machine takes longer for the looks than for the rest
     url = f"http://127.0.0.1:{one.port}/health"
     assert requests.get(url, timeout=PATIENCE_S).status_code == 503
     assert re.match(r"starting: (loading|warm-up \d+/\d+: .*)\n$", one.health())
+    os.kill(engine, signal.SIGCONT)
     said = one.ready()
     assert re.search(r"warm-up: 13 requests in \d+ s", said)
     assert re.search(r"chat with tools: \d+\.\d s; refused: POST", said)  # no failure
