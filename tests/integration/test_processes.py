@@ -6,7 +6,7 @@ from pathlib import Path
 from sparkforge.build.results import FilesResult
 from sparkforge.sources.download import fetch
 from sparkforge.store.store import Store
-from tests.support import Page, Server, finished, python, sha256, wait_for
+from tests.support import PATIENCE_S, Page, Server, finished, python, sha256, wait_for
 
 DATA = random.Random(3).randbytes(3_000_000)
 SHA = sha256(DATA)
@@ -39,16 +39,20 @@ print("found", made.result.files["count"], flush=True)
 
 
 def test_two_processes_download_once(store: Store, server: Server) -> None:
-    url = server.add("/x", Page(DATA, piece=300_000, pause_s=0.05))
-    children = [python(FETCH, store.root, SHA, url) for _ in range(3)]
-    outputs = [finished(child) for child in children]
+    url = server.add("/x", Page(DATA))
+    with store.lock(f"download-{SHA[:32]}"):  # until all have begun
+        children = [python(FETCH, store.root, SHA, url) for _ in range(3)]
+        for child in children:
+            assert child.stdout is not None
+            assert "waiting for another build" in child.stdout.readline()
+    for child in children:
+        finished(child)
     assert len(server.requests) == 1
     assert store.download_path(SHA, "x.whl").read_bytes() == DATA
-    assert any("waiting for another build" in out for out in outputs)
 
 
 def test_killed_download_is_resumed(store: Store, server: Server) -> None:
-    page = Page(DATA, piece=100_000, pause_s=0.05)
+    page = Page(DATA, piece=1_500_000, pause_s=PATIENCE_S)
     url = server.add("/x", page)
     child = python(FETCH, store.root, SHA, url)
     partial = store.partial_path(SHA)
