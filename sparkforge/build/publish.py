@@ -48,7 +48,7 @@ def publish(build: Build, built: Receipt) -> tuple[Path, Receipt]:
         if before.run.options == run.options and not receipt.problems(folder, before):
             return folder, replace(built, files=before.files, run=run)
     files = {wheel.name: sha256 for wheel, sha256 in wheels.items()}
-    with disk_errors(folder):
+    with disk_errors(folder), context.store.lock(f"dist-{context.target_name}"):
         if wheels:  # else the run has nothing to say about files
             for old in folder.glob("*.whl"):
                 old.unlink()
