@@ -15,6 +15,7 @@ import pytest
 
 from sparkforge.build.receipt import SBOM
 from sparkforge.core.log import human_bytes
+from sparkforge.store.store import Store
 from tests.project import FILES, PATCH, PATCHED, Project, slow_down
 from tests.support import PATIENCE_S, alive, sha256, wait_for
 
@@ -238,9 +239,11 @@ def test_an_interrupt_ends_everything_and_the_next_build_goes_on(
 
 
 def test_two_builds_at_once_share_the_work(project: Project) -> None:
-    for path in (SDIST, WHEEL):
-        slow_down(project.server, path, pieces=10, pause_s=0.05)
-    children = [project.start(*BUILD, "--json") for _ in range(3)]
+    with Store(project.store).lock("git-demo"):  # until all have begun
+        children = [project.start(*BUILD, "--json") for _ in range(3)]
+        for child in children:
+            assert child.stderr is not None
+            assert any("waiting for another build of" in line for line in child.stderr)
     results = [child.communicate(timeout=PATIENCE_S) for child in children]
     assert [child.returncode for child in children] == [0, 0, 0], results
     check_result(project)
@@ -248,4 +251,3 @@ def test_two_builds_at_once_share_the_work(project: Project) -> None:
     assert (asked.count(SDIST), asked.count(WHEEL)) == (1, 1)
     receipts = [json.loads(out) for out, _ in results]
     assert receipts[0]["items"] == receipts[1]["items"] == receipts[2]["items"]
-    assert any("waiting for another build of" in err for _, err in results)
