@@ -19,7 +19,7 @@ import pytest
 from sparkforge.serving.health import Client
 from sparkforge.serving.options import EX_CONFIG, EX_OSERR, EX_TEMPFAIL
 from sparkforge.serving.supervise import session
-from tests.support import PATIENCE_S, ROOT, health, inner, wait_for
+from tests.support import PATIENCE_S, ROOT, alive, health, inner, wait_for
 
 FAKE = ROOT / "tests" / "fake_server.py"
 
@@ -125,14 +125,6 @@ def end_group(engine: int) -> None:
         pass
 
 
-def gone(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return True
-    return stat.rpartition(")")[2].split()[0] == "Z"
-
-
 def test_a_stopped_engine_is_ended_with_all_its_processes(supervised: Start) -> None:
     one = supervised()
     engine = one.ready()
@@ -141,7 +133,7 @@ def test_a_stopped_engine_is_ended_with_all_its_processes(supervised: Start) -> 
     assert one.process.wait(PATIENCE_S) == EX_TEMPFAIL
     # since the last look that went well: at most 0.5 s and a look before the stop
     assert time.monotonic() - start > 2
-    assert gone(engine)
+    assert not alive(engine)
     assert one.said(f"{engine} python")
     assert one.said("state T")
     with pytest.raises(ConnectionRefusedError):
@@ -193,7 +185,7 @@ def test_sigterm_reaches_the_server_and_its_end_is_ours(supervised: Start) -> No
     engine = one.ready()
     one.process.terminate()
     assert one.process.wait(PATIENCE_S) == 0
-    wait_for(lambda: gone(engine))
+    wait_for(lambda: not alive(engine))
 
 
 def test_an_end_without_reason_is_no_success(supervised: Start) -> None:
@@ -256,7 +248,7 @@ def test_the_server_ends_before_the_machine_has_no_memory(
     (tmp_path / "new").write_text(f"MemTotal: {100 << 20} kB\nMemAvailable: {1 << 20} kB\n")
     (tmp_path / "new").replace(meminfo)  # at once: half a file is no reading
     assert one.process.wait(PATIENCE_S) == EX_OSERR
-    assert gone(engine)
+    assert not alive(engine)
     assert one.output.read_text().count("error: memory is short: 1.0 of 100.0 GiB") == 1
 
 
