@@ -25,9 +25,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 ENGINE = """
 import os, socket, sys, time
@@ -64,9 +65,10 @@ class Engine:
                 raise ConnectionError("the engine is dead")
             self.tokens += 1
 
-    def serve_a_slow_customer(self) -> None:
+    def serve_a_slow_customer(self, begun: Callable[[], None]) -> NoReturn:
         """Make tokens without end, and leave nobody else a turn: a server under load."""
         with self._lock:
+            begun()
             while True:
                 time.sleep(0.05)
                 self.tokens += 1
@@ -130,20 +132,18 @@ def main() -> None:
             text = self.rfile.read(int(self.headers["Content-Length"])).decode()
             if self.path == "/compile":
                 # a program of that name, as ninja starts it: in a group of its own
-                subprocess.Popen([sys.argv[3], "4"], process_group=0)
+                subprocess.Popen([sys.argv[3], "600"], process_group=0)
                 self._answer("")
                 return
             if self.path == "/spin":
                 # in one call, so that no other thread gets a turn
-                began = time.monotonic()
+                began = time.thread_time()  # a busy machine makes it longer, not shorter
                 sum(itertools.repeat(1, 10**7))
-                sum(itertools.repeat(1, int(10**7 * 8 / (time.monotonic() - began))))
+                sum(itertools.repeat(1, int(10**7 * 8 / (time.thread_time() - began))))
                 self._answer("")
                 return
             if self.path == "/busy":
-                threading.Thread(target=engine.serve_a_slow_customer, daemon=True).start()
-                self._answer("")
-                return
+                engine.serve_a_slow_customer(lambda: self._answer(""))
             for word, code in (("FAKE_FAILS", 500), ("FAKE_REFUSES", 400)):
                 if (wanted := os.environ.get(word)) and wanted in text:
                     self._answer("so it was asked for", code)
