@@ -89,7 +89,8 @@ class Supervised:
 
     def ready(self) -> int:
         """Wait for the first token; returns the engine's process."""
-        wait_for(lambda: self.said("first token"))
+        # two threads say this and the server's lines
+        wait_for(lambda: self.said("first token") and self.said("engine "))
         return int(self.output.read_text().split("engine ")[1].split()[0])
 
     def post(self, path: str, seconds: float = PATIENCE_S) -> bytes:
