@@ -25,9 +25,12 @@ print(json.dumps({"argv": sys.argv[1:], "prefix": sys.prefix}))
 
 # in place of the standard library's: what it makes, less what build.py adds to it
 VENV = """
-import os, shutil, sys
+import os, shutil, sys, time
+starter = os.getppid()
 left_out = shutil.ignore_patterns("sparkforge.stamp", "tiny*")
 shutil.copytree(os.environ["MADE_VENV"], sys.argv[-1], symlinks=True, ignore=left_out)
+while "HELD" in os.environ and os.getppid() == starter:
+    time.sleep(0.01)
 """
 
 
@@ -150,10 +153,14 @@ def test_wrong_hash_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
-def test_interrupted_setup_is_repeated(tmp_path: Path, number: int, code: int) -> None:
+def test_interrupted_setup_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
     checkout = tmp_path / "checkout"
     new_checkout(checkout)
+    monkeypatch.setenv("HELD", "")  # or a set-up could be over before the signal comes
     child = start(checkout)
+    monkeypatch.delenv("HELD")
     wait_for(lambda: bool(list(checkout.glob(".venv.new-*/bin/python"))))
     child.send_signal(number)
     child.communicate(timeout=PATIENCE_S)
