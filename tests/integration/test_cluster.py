@@ -93,8 +93,8 @@ class Node(test_warmup.Started):
     @property
     def engine(self) -> int:
         """The process of the head's engine."""
-        wait_for(lambda: self.said("\nengine "))  # copied beside what the entrypoint says
-        return int(self.text().split("\nengine ")[1].split()[0])
+        wait_for(lambda: bool(self.engines()))  # copied beside what the entrypoint says
+        return self.engines()[0]
 
     def ended(self) -> int:
         return self.process.wait(PATIENCE_S)
