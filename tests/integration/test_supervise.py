@@ -148,7 +148,7 @@ def test_a_busy_server_is_well_though_it_has_no_token_for_us(supervised: Start) 
     with pytest.raises(TimeoutError):
         one.post("/v1/completions", 1)
     time.sleep(3)  # more than a check takes
-    wait_for(lambda: not one.stalled())
+    assert not one.stalled()
     assert one.process.poll() is None
 
 
@@ -161,6 +161,7 @@ def test_a_compiler_at_work_is_waited_for(supervised: Start) -> None:
     os.kill(server, signal.SIGSTOP)
     # as many failed checks as end a server
     wait_for(lambda: one.output.read_text().count("a compiler is running") >= 3)
+    assert one.process.poll() is None
     running = session(server).items()
     os.kill(next(pid for pid, (name, _) in running if name == "ptxas-blackwell"), signal.SIGKILL)
     assert one.process.wait(PATIENCE_S) == EX_TEMPFAIL
@@ -269,7 +270,7 @@ def fake(sockets: Path) -> Iterator[tuple[Path, int]]:
 
 def test_a_look_sees_progress_or_causes_it(fake: tuple[Path, int], sockets: Path) -> None:
     address, engine = fake
-    client = Client(address, PATIENCE_S)
+    client = Client(address, 1.5)
     first = client.observe(None)
     assert list(first.values()) == ["2"]  # no counter to compare with: two tokens were made
     second = client.observe(first)
